@@ -1,0 +1,1 @@
+"""Unit benchmarks of the kernels: one registry of cases, one runner."""
