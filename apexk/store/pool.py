@@ -1,0 +1,35 @@
+"""The GPU pool: one allocation with `slots` expert blocks for every layer."""
+
+from __future__ import annotations
+
+import torch
+
+from apexk.store.block import ExpertBlock
+
+
+class Pool:
+    """`layers` x `slots` blocks on `device`. Floating-point memory starts as NaN: a read of an unfilled slot must show."""
+
+    def __init__(self, layers: int, slots: int, block: ExpertBlock, device: torch.device | str = "cpu"):
+        self.block, self.slots = block, slots
+        self.memory = torch.full((layers, slots, block.stride), float("nan"), dtype=block.dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.numel() * self.memory.element_size()
+
+    def blocks(self, layer: int) -> torch.Tensor:
+        """`[slots, stride]`."""
+        return self.memory[layer]
+
+    def w13(self, layer: int) -> torch.Tensor:
+        """`[slots, 2I, H]` view."""
+        return self.block.w13(self.memory[layer])
+
+    def w2(self, layer: int) -> torch.Tensor:
+        """`[slots, H, I]` view."""
+        return self.block.w2(self.memory[layer])
+
+    def addresses(self, layer: int) -> torch.Tensor:
+        """Addresses of a layer's slots, int64 `[slots]`."""
+        return self.memory[layer].data_ptr() + torch.arange(self.slots, dtype=torch.int64) * self.block.stride_bytes

@@ -1,0 +1,87 @@
+"""Which expert is in which slot of one layer's pool: states only, no tensors.
+
+A slot's life: free -> loading (its copy runs) -> ready (resident) -> free. Residency changes when a copy has landed, not
+when it is asked for. Each slot carries the event of its last write and of its last read, so that whoever uses it next
+can wait for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Slot:
+    expert: int | None = None
+    loading: bool = False
+    written: Any = None  # event: the copy into this slot has landed
+    read: Any = None  # event: the last reader of this slot is done
+
+
+class Slots:
+    """The slots of one layer. Breaking the life cycle raises RuntimeError: that is a fault of the engine, never of a user."""
+
+    def __init__(self, layer: int, capacity: int):
+        self.layer = layer
+        self.slots = [Slot() for _ in range(capacity)]
+        self._of: dict[int, int] = {}
+
+    @property
+    def capacity(self) -> int:
+        return len(self.slots)
+
+    def resident(self) -> frozenset[int]:
+        """Experts whose copy has landed."""
+        return frozenset(e for e, s in self._of.items() if not self.slots[s].loading)
+
+    def loading(self) -> frozenset[int]:
+        return frozenset(e for e, s in self._of.items() if self.slots[s].loading)
+
+    def free(self) -> list[int]:
+        return [i for i, slot in enumerate(self.slots) if slot.expert is None]
+
+    def slot_of(self, expert: int) -> int:
+        return self._of[expert]
+
+    def __getitem__(self, slot: int) -> Slot:
+        return self.slots[slot]
+
+    def evict(self, expert: int) -> int:
+        """Takes a resident expert's slot away; returns it, free."""
+        slot = self._of.get(expert)
+        if slot is None or self.slots[slot].loading:
+            raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be evicted: {self._say(expert)}")
+        del self._of[expert]
+        self.slots[slot].expert = None
+        return slot
+
+    def begin(self, expert: int, slot: int, written: Any) -> None:
+        """A copy of `expert` into the free `slot` has been issued; it has landed when `written` is done."""
+        if expert in self._of:
+            raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be loaded: {self._say(expert)}")
+        if self.slots[slot].expert is not None:
+            raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert}")
+        self._of[expert] = slot
+        state = self.slots[slot]
+        state.expert, state.loading, state.written = expert, True, written
+
+    def land(self, expert: int) -> None:
+        """The copy of `expert` is done: it is resident."""
+        if expert not in self._of or not self.slots[self._of[expert]].loading:
+            raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to land: {self._say(expert)}")
+        self.slots[self._of[expert]].loading = False
+
+    def abandon(self, expert: int) -> int:
+        """The copy of `expert` was stopped or failed: its slot is free and holds nothing usable."""
+        if expert not in self._of or not self.slots[self._of[expert]].loading:
+            raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to abandon: {self._say(expert)}")
+        slot = self._of.pop(expert)
+        self.slots[slot].expert, self.slots[slot].loading = None, False
+        return slot
+
+    def _say(self, expert: int) -> str:
+        if expert not in self._of:
+            return "it is in no slot"
+        slot = self._of[expert]
+        return f"it is {'loading into' if self.slots[slot].loading else 'resident in'} slot {slot}"

@@ -1,0 +1,69 @@
+"""Packaging: where the rooms stand in the package, and the native library (built by `kernels/cpu/build.py`)."""
+
+import importlib.util
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+KERNEL_ROOMS = ["triton", "cpu", "bench", "aot"]
+
+
+def cpu_build():
+    """`kernels/cpu/build.py` loaded by its path: importing it through the package would need torch at build time."""
+    spec = importlib.util.spec_from_file_location("apexk_cpu_build", ROOT / "kernels" / "cpu" / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class BuildNative(build_ext):
+    """The CPU kernels are a plain shared library loaded by ctypes: no Python.h, no torch or CUDA headers."""
+
+    def build_extension(self, ext):
+        out = Path(self.get_ext_fullpath(ext.name))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        cpu_build().build(out.parent, Path(self.build_temp) / "cpu")
+
+    def get_ext_filename(self, name):
+        return name.replace(".", "/") + ".so"
+
+
+packages = find_packages(include=["apexk", "apexk.*"])
+packages += [f"apexk.kernels.{room}" for room in KERNEL_ROOMS]
+packages += ["apexk.profiling"] + [f"apexk.profiling.{p}" for p in find_packages("profiling")]
+
+setup(
+    name="apexk",
+    version="0.1.0",
+    description="Mixture-of-Experts inference with experts in host memory: adaptive CPU-GPU expert assignment (Apex)",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=packages,
+    package_dir={
+        "apexk": "apexk",
+        **{f"apexk.kernels.{room}": f"kernels/{room}" for room in KERNEL_ROOMS},
+        "apexk.profiling": "profiling",
+    },
+    package_data={
+        "apexk.demo": ["data/*"],
+        "apexk.hardware": ["*.json"],
+        "apexk.paper": ["*.json"],
+        "apexk.kernels.cpu": ["src/*", "include/*"],
+    },
+    install_requires=["torch>=2.11", "transformers>=5.17", "safetensors>=0.5", "numpy", "nvtx>=0.2.11"],
+    extras_require={
+        "triton": ["triton>=3.6"],
+        "cuda12": ["triton>=3.6", "cupy-cuda12x"],
+        "cuda13": ["triton>=3.6", "cupy-cuda13x"],
+        "plots": ["matplotlib"],
+        "test": ["pytest", "hypothesis", "triton>=3.6", "matplotlib", "ruff", "build"],
+    },
+    entry_points={"console_scripts": ["apexk=apexk.cli:main"]},
+    ext_modules=[Extension("apexk.kernels.cpu._apexk_cpu", sources=[])],
+    cmdclass={"build_ext": BuildNative},
+)
