@@ -1,0 +1,104 @@
+"""`Policy`: decides where each active expert runs, what is copied and what is evicted, from integers and rates alone.
+
+A run calls `start` once; then per layer `on_route`, `on_predict` for the next layer, `victims` as slots are needed, and
+`on_layer_done`; after the last layer `on_step_done`. A new policy sets the flags below and writes `on_route`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import get_args
+
+from .cost_affine import AffineModel
+from .cost_rates import RateModel
+from .evict import LayerUtility
+from .ranker import speculative_order
+from .types import CostPrior, Costs, ModelShape, Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
+
+DEFAULTS = PolicyOptions()
+
+
+class Policy:
+    """What all policies share: initial residents, utilities, cost models. Class attributes say what a policy may do."""
+
+    name: str  # registry name
+    source: str  # where the rule comes from
+    lossless = True  # output does not depend on the policy, up to the order of sums
+    speculates: bool  # prefetches for the next layer
+    fetches: bool  # copies missed experts of the current layer
+    waits_in_flight: bool  # a running prefetch that the layer needs is offered to `on_route` as `view.in_flight`
+    resident_first: bool | None = None  # False: residents wait for the copies; None: the engine's setting
+
+    def __init__(self, options: PolicyOptions = DEFAULTS):
+        _check(options)
+        self.options = options
+
+    def start(
+        self,
+        shape: ModelShape,
+        capacity: int,
+        prior: CostPrior,
+        popularity: Sequence[Sequence[float]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Begin a run with `capacity` slots a layer. `popularity[layer][expert]` counts activations on a calibration split."""
+        if popularity is not None and [len(row) for row in popularity] != [shape.experts] * shape.layers:
+            raise ValueError(f"popularity must have {shape.layers} rows of {shape.experts} counts")
+        if capacity < 0:
+            raise ValueError(f"capacity is {capacity} slots; it must be 0 or more")
+        options = self.options
+        self.shape, self.capacity, self.popularity, self.seed = shape, min(capacity, shape.experts), popularity, seed
+        self._utility = [
+            LayerUtility(shape.experts, options.utility_decay, popularity[i] if popularity is not None else None)
+            for i in range(shape.layers)
+        ]
+        self._models = {
+            phase: AffineModel(prior, shape, options.forgetting)
+            if options.cost == "affine"
+            else RateModel(prior, shape, options.rate_ema)
+            for phase in get_args(Phase)
+        }
+
+    def initial(self, layer: int) -> tuple[int, ...]:
+        """Residents before the first step: the most popular experts, or evenly spaced ids from a seeded start."""
+        experts, capacity = self.shape.experts, self.capacity
+        if self.popularity is not None:
+            row = self.popularity[layer]
+            return tuple(sorted(range(experts), key=lambda e: (-row[e], e))[:capacity])
+        first = random.Random(self.seed * 1_000_003 + layer).randrange(experts)
+        return tuple((first + k * experts // capacity) % experts for k in range(capacity))
+
+    def costs(self, phase: Phase) -> Costs:
+        """What work costs now, frozen: later observations do not change it."""
+        return self._models[phase].costs()
+
+    def on_route(self, view: RouteView) -> Plan:
+        """Decide one layer. Pure: the same view gives the same plan."""
+        raise NotImplementedError
+
+    def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
+        """Absent experts of the next MoE layer to prefetch, in order; none unless the policy speculates."""
+        return speculative_order(prediction, resident) if self.speculates else ()
+
+    def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        """Up to `count` of `candidates` to evict, least useful first."""
+        return self._utility[layer].lowest(candidates, count, step)
+
+    def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int], seen: Observation) -> None:
+        """Learn from a finished layer: utilities from its loads, costs from its times."""
+        self._utility[layer].update(step, loads)
+        self._models[phase].observe(seen)
+
+    def on_step_done(self, step: int) -> tuple[tuple[int, int], ...]:
+        """(layer, expert) copies to make after the step, in order."""
+        return ()
+
+
+def _check(options: PolicyOptions) -> None:
+    if options.cost not in ("affine", "rates"):
+        raise ValueError(f"cost is {options.cost!r}; there are 'affine' and 'rates'")
+    for field, lowest_ok in (("rate_ema", False), ("forgetting", False), ("utility_decay", True)):
+        value = getattr(options, field)
+        if not 0.0 <= value <= 1.0 or (value == 0.0 and not lowest_ok):
+            raise ValueError(f"{field} is {value}; it must lie in {'[' if lowest_ok else '('}0, 1]")

@@ -1,0 +1,36 @@
+"""Refuses a plan that breaks the engine's rules. A policy that makes one has a bug; nothing is repaired."""
+
+from __future__ import annotations
+
+from .types import Plan, RouteView
+
+
+class PlanError(ValueError):
+    """A policy returned a plan that the engine must not run."""
+
+
+def check_plan(view: RouteView, plan: Plan) -> None:
+    """Raise `PlanError` unless
+
+    - `gpu_resident`, `exact_fetch` and `cpu` together hold each active expert exactly once and nothing else,
+    - `gpu_resident` holds residents only and `exact_fetch` missed experts only,
+    - the exact copies fit into `view.available` slots (the copy in flight has a slot of its own).
+    """
+    where = f"layer {view.layer}, step {view.step}"
+    planned = (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu)
+    active = view.loads.keys()
+    chosen = set(planned)
+    if len(chosen) != len(planned):
+        raise PlanError(f"{where}: planned twice: {sorted({e for e in planned if planned.count(e) > 1})}")
+    if chosen != active:
+        raise PlanError(f"{where}: not planned: {sorted(active - chosen)}, planned but not active: {sorted(chosen - active)}")
+    absent = [e for e in plan.gpu_resident if e not in view.resident]
+    if absent:
+        raise PlanError(f"{where}: not resident but in gpu_resident: {absent}")
+    copied = [e for e in plan.exact_fetch if e in view.resident]
+    if copied:
+        raise PlanError(f"{where}: resident but in exact_fetch: {copied}")
+    in_flight = view.in_flight.expert if view.in_flight else None
+    new = sum(e != in_flight for e in plan.exact_fetch)
+    if new > view.available:
+        raise PlanError(f"{where}: {new} exact copies for {view.available} available slots")

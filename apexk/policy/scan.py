@@ -1,0 +1,99 @@
+"""The transfer count: how many of a layer's missed experts are copied to the GPU so that both paths end together.
+
+Missed experts are ordered heaviest first; copying the first p of them (their load is `S_p`, all missed `S_m`) gives
+
+    T_cpu(p) = cpu_ms(m - p, S_m - S_p)
+    T_gpu(p) = wait + copy_ms(p) + gpu_ms(nR + p, L_R + S_p)                                 residents wait for the copies
+             = max(gpu_ms(nR, L_R), wait + copy_ms(p)) + gpu_ms(nR + p, L_R + S_p) - gpu_ms(nR, L_R)      resident first
+
+for nR active residents with load L_R; without a copy there is neither wait nor copy time. The count is the smallest p
+that minimises max(T_cpu, T_gpu). The rule and the ordering are the paper's; its equations were rebuilt from the text.
+
+A speculative copy still under way for a missed expert (`view.in_flight`) goes to the head of the order, whatever its
+load: it owns a slot already, so it does not count against `view.available`, its set-up is paid, and only its uncopied
+fraction costs time. `view.channel_wait_ms` does not contain that fraction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .types import Plan, RouteView
+
+# Gains below this many ms are ties; a float of a few hundred ms is exact to about 1e-13.
+TIE_MS = 1e-12
+
+
+def by_load(view: RouteView) -> tuple[list[int], list[int]]:
+    """(residents, missed) of the active experts, each heaviest first, ties by lower id; an in-flight copy leads `missed`."""
+    loads, resident = view.loads, view.resident
+    active = sorted(loads)
+    active.sort(key=loads.__getitem__, reverse=True)  # stable: equal loads keep ascending ids
+    here = [e for e in active if e in resident]
+    missed = [e for e in active if e not in resident]
+    if view.in_flight is not None:
+        expert = view.in_flight.expert
+        if expert not in loads or expert in resident:
+            raise ValueError(f"in-flight expert {expert} of layer {view.layer} is not a missed expert of step {view.step}")
+        missed.remove(expert)
+        missed.insert(0, expert)
+    return here, missed
+
+
+def most_copies(view: RouteView, missed: int) -> int:
+    """Largest transfer count that the pool has slots for, out of `missed` experts."""
+    return min(missed, view.available + (view.in_flight is not None))
+
+
+def transfer_ms(view: RouteView, copies: int) -> float:
+    """Time from the routing event until `copies` exact copies have landed, waiting for the channel included; 0 for none."""
+    if not copies:
+        return 0.0
+    copy_ms = view.costs.copy_ms
+    if view.in_flight is None:
+        return view.channel_wait_ms + copy_ms(copies)
+    one_more = copy_ms(2) - copy_ms(1)
+    return view.channel_wait_ms + view.in_flight.left * one_more + copy_ms(copies - 1)
+
+
+def choose(view: RouteView, limit: int | None = None) -> Plan:
+    """The best plan with at most `limit` copies (default: as many as the pool allows).
+
+    One pass that stops as soon as the GPU path alone is no better than the best plan so far: costs never fall with more
+    work, so no larger count can win. `Plan.estimates` holds the counts that were looked at, from 0.
+    """
+    here, missed = by_load(view)
+    most = most_copies(view, len(missed))
+    if limit is not None:
+        most = min(most, limit)
+    loads, resident_first = view.loads, view.resident_first
+    cpu_ms, gpu_ms = view.costs.cpu_ms, view.costs.gpu_ms
+
+    on_gpu, on_cpu = len(here), len(missed)
+    gpu_load, cpu_load = sum([loads[e] for e in here]), sum([loads[e] for e in missed])
+    cpu, alone = cpu_ms(on_cpu, cpu_load), gpu_ms(on_gpu, gpu_load)
+    best, count = max(cpu, alone), 0
+    estimates = [(cpu, alone)]
+    for p in range(1, most + 1):
+        load = loads[missed[p - 1]]
+        cpu_load -= load
+        gpu_load += load
+        landed = transfer_ms(view, p)
+        gpu = gpu_ms(on_gpu + p, gpu_load)
+        if resident_first:
+            gpu += (landed if landed > alone else alone) - alone
+        else:
+            gpu += landed
+        cpu = cpu_ms(on_cpu - p, cpu_load)
+        estimates.append((cpu, gpu))
+        slower = cpu if cpu > gpu else gpu
+        if slower < best - TIE_MS:
+            best, count = slower, p
+        if gpu >= best - TIE_MS:
+            break
+    return _plan(here, missed, count, estimates)
+
+
+def _plan(here: Sequence[int], missed: Sequence[int], count: int, estimates: list[tuple[float, float]]) -> Plan:
+    cpu, gpu = estimates[count]
+    return Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), cpu, gpu, tuple(estimates))

@@ -1,0 +1,50 @@
+"""Utilities against the direct sum, order of victims, exclusions."""
+
+import random
+
+import pytest
+
+from apexk.policy.evict import LayerUtility, exact_candidates, prefetch_candidates
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 1.0])
+def test_lazy_decay_equals_the_direct_formula(decay):
+    rng, experts = random.Random(0), 10
+    lazy, direct = LayerUtility(experts, decay), [0.0] * experts
+    for step in range(60):
+        loads = {e: rng.randint(1, 9) for e in rng.sample(range(experts), rng.randint(0, 4))}
+        lazy.update(step, loads)
+        direct = [decay * u + loads.get(e, 0) for e, u in enumerate(direct)]
+        assert [lazy.read(e, step) for e in range(experts)] == pytest.approx(direct)
+
+
+def test_popularity_is_scaled_to_the_first_load():
+    utility = LayerUtility(4, 0.5, popularity=[6, 3, 1, 0])
+    assert utility.lowest(range(4), 4, step=0) == (3, 2, 1, 0)  # the order counts before any load
+    utility.update(0, {0: 15, 3: 5})  # 20 pairs: seeds are 12, 6, 2, 0
+    assert [utility.read(e, 0) for e in range(4)] == pytest.approx([0.5 * 12 + 15, 3, 1, 5])
+
+
+def test_victim_ties_go_to_the_longest_inactive_then_the_lowest_id():
+    utility = LayerUtility(5, 0.5)
+    utility.update(0, {1: 4})
+    utility.update(1, {2: 2})
+    assert utility.read(1, 1) == utility.read(2, 1)
+    assert utility.lowest({4, 3, 2, 1}, 4, step=1) == (3, 4, 1, 2)
+    assert utility.lowest({2}, 3, step=1) == (2,)
+    assert utility.lowest((), 3, step=1) == ()
+
+
+def test_exact_candidates():
+    assert exact_candidates({1, 2, 3, 4}, active={2, 9}, held={3}) == {1, 4}
+
+
+@pytest.mark.parametrize("rule, expected", [("predicted", {1}), ("in_use", {1, 2})])
+def test_prefetch_candidates(rule, expected):
+    found = prefetch_candidates({1, 2, 3, 4, 5}, predicted={2, 7}, prefetched={3}, held={4}, in_use={5}, rule=rule)
+    assert found == expected
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="'predicted' and 'in_use'"):
+        prefetch_candidates({1}, (), (), (), (), rule="lru")

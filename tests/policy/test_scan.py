@@ -1,0 +1,140 @@
+"""The transfer count: known answers, brute force over every count, and how it moves with the rates."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apexk.policy.cost_affine import AffineCosts
+from apexk.policy.cost_rates import RateCosts
+from apexk.policy.scan import TIE_MS, by_load, choose
+from apexk.policy.types import InFlight, RouteView
+
+sys.path.insert(0, str(Path(__file__).parent))
+from strategies import positive, rates, views  # noqa: E402
+
+sys.path.pop(0)
+
+RESIDENT = 100
+
+
+def view(missed, resident_load, costs, **changes):
+    """One layer with the given missed loads (ids 0..) and one resident expert that carries `resident_load`."""
+    loads = dict(enumerate(missed))
+    if resident_load:
+        loads[RESIDENT] = resident_load
+    fields = dict(step=0, layer=0, phase="decode", tokens=16, loads=loads, resident=frozenset({RESIDENT}),
+                  available=64, costs=costs, resident_first=False)  # fmt: skip
+    return RouteView(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    "missed, resident_load, cpu, gpu, copy, count, cpu_ms, gpu_ms",
+    [
+        ([9, 7, 5, 3, 2, 1, 1], 40, 8, 100, 2, 2, 1.500, 1.560),
+        ([1] * 8, 0, 8, 100, 2, 1, 0.875, 0.510),
+        ([14, 9, 8, 7, 6, 5, 5, 4, 4, 4, 3, 3, 2, 1, 1], 52, 23, 113, 1.9, 2, 2.304, 1.716),
+        ([30], 0, 10, 200, 1, 1, 0.000, 1.150),
+        ([], 64, 10, 200, 1, 0, 0.000, 0.320),
+    ],
+)
+def test_known_answers(missed, resident_load, cpu, gpu, copy, count, cpu_ms, gpu_ms):
+    plan = choose(view(missed, resident_load, RateCosts(cpu, gpu, copy)))
+    assert plan.transfer_count == count
+    assert plan.est_cpu_ms == pytest.approx(cpu_ms, abs=5e-4)
+    assert plan.est_gpu_ms == pytest.approx(gpu_ms, abs=5e-4)
+
+
+def estimate(view, p):
+    """(CPU ms, GPU ms) of copying the first `p` missed experts, written as in the module's formula."""
+    here, missed = by_load(view)
+    loads, costs, m = view.loads, view.costs, len(missed)
+    moved = sum(loads[e] for e in missed[:p])
+    kept = sum(loads[e] for e in missed[p:])
+    resident_load = sum(loads[e] for e in here)
+    if p == 0:
+        transfer = 0.0
+    elif view.in_flight is None:
+        transfer = view.channel_wait_ms + costs.copy_ms(p)
+    else:
+        marginal = costs.copy_ms(2) - costs.copy_ms(1)
+        transfer = view.channel_wait_ms + view.in_flight.left * marginal + costs.copy_ms(p - 1)
+    alone = costs.gpu_ms(len(here), resident_load)
+    everything = costs.gpu_ms(len(here) + p, resident_load + moved)
+    gpu = max(alone, transfer) + everything - alone if view.resident_first else transfer + everything
+    return costs.cpu_ms(m - p, kept), gpu
+
+
+@settings(max_examples=600)
+@given(views())
+def test_equals_brute_force(view):
+    plan = choose(view)
+    missed = by_load(view)[1]
+    most = min(len(missed), view.available + (view.in_flight is not None))
+    slower = [max(estimate(view, p)) for p in range(most + 1)]
+    assert max(plan.est_cpu_ms, plan.est_gpu_ms) == pytest.approx(min(slower), abs=1e-9)
+    assert plan.transfer_count <= min(p for p, ms in enumerate(slower) if ms <= min(slower) + TIE_MS)
+    for p, pair in enumerate(plan.estimates):
+        assert pair == pytest.approx(estimate(view, p), abs=1e-9)
+    assert plan.estimates[plan.transfer_count] == (plan.est_cpu_ms, plan.est_gpu_ms)
+
+
+def test_smallest_count_on_a_tie():
+    # The GPU path takes 5 ms with any count, copies are free: one copy is as good as three.
+    costs = AffineCosts(c0=1.0, a=0.0, b=0.0, s0=0.0, t1=0.0, g0=5.0, g1=0.0, g2=0.0)
+    assert choose(view([4, 3, 2], 8, costs)).transfer_count == 0
+
+
+@given(views(costs=rates, in_flight=False), st.floats(1.0, 50.0))
+def test_a_faster_channel_never_copies_less(view, factor):
+    faster = replace(view.costs, copy=view.costs.copy * factor)
+    assert choose(replace(view, costs=faster)).transfer_count >= choose(view).transfer_count
+
+
+@given(views(costs=rates, in_flight=False), st.floats(1.0, 50.0))
+def test_a_faster_cpu_never_copies_more(view, factor):
+    faster = replace(view.costs, cpu=view.costs.cpu * factor)
+    assert choose(replace(view, costs=faster)).transfer_count <= choose(view).transfer_count
+
+
+@given(views(costs=rates, in_flight=False), positive)
+def test_limits_of_the_rates(view, rate):
+    no_channel = replace(view, costs=RateCosts(rate, rate, 1e-12))
+    assert choose(no_channel).transfer_count == 0
+    no_cpu = replace(view, costs=RateCosts(1e-12, rate, rate), available=99)
+    assert choose(no_cpu).transfer_count == len(view.missed())
+
+
+def test_pool_caps_the_count():
+    costs = RateCosts(cpu=0.01, gpu=100, copy=100)
+    for available in range(5):
+        plan = choose(view([5, 4, 3, 2], 0, costs, available=available))
+        assert plan.transfer_count == min(4, available)
+        assert plan.exact_fetch == (0, 1, 2, 3)[:available]
+
+
+def test_in_flight_copy_leads_and_costs_its_rest_only():
+    costs = AffineCosts(c0=0.0, a=0.0, b=1.0, s0=0.5, t1=2.0, g0=0.0, g1=0.0, g2=0.0)
+    plan = choose(view([9, 4, 2], 0, costs, in_flight=InFlight(expert=2, left=0.25), available=0))
+    assert plan.exact_fetch == (2,)  # the slot is its own, and nothing else fits
+    assert plan.cpu == (0, 1)
+    assert plan.est_gpu_ms == pytest.approx(0.25 * 2.0)
+    more = choose(view([9, 4, 2], 0, costs, in_flight=InFlight(expert=2, left=0.25)))
+    assert more.exact_fetch == (2, 0)
+    assert more.est_gpu_ms == pytest.approx(0.25 * 2.0 + 0.5 + 2.0)
+
+
+def test_wait_for_the_channel_counts_only_with_a_copy():
+    costs = RateCosts(cpu=10, gpu=100, copy=10)
+    plan = choose(view([5], 0, costs, channel_wait_ms=3.0))
+    assert plan.transfer_count == 0
+    assert plan.estimates[0][1] == 0.0
+    assert plan.estimates[1][1] == pytest.approx(3.0 + 0.1 + 0.05)
+
+
+def test_in_flight_expert_must_be_missed():
+    with pytest.raises(ValueError, match="in-flight expert 7"):
+        choose(view([5], 0, RateCosts(1, 1, 1), in_flight=InFlight(7, 0.5)))
