@@ -53,9 +53,10 @@ def rank_ref(topk_ids, topk_weights, num_experts):
     loads = torch.bincount(ids[real], minlength=num_experts)
     parts = (topk_weights.reshape(-1)[real].float() * SCORE_SCALE).to(torch.int64)
     sums = torch.zeros(num_experts, dtype=torch.int64, device=ids.device).index_add_(0, ids[real], parts)
-    order = torch.sort(sums, descending=True, stable=True).indices
+    scores = sums.float() / SCORE_SCALE
+    order = torch.sort(scores, descending=True, stable=True).indices
     order = order[torch.sort(loads[order], descending=True, stable=True).indices]
-    return loads.to(torch.int32), sums.float() / SCORE_SCALE, order.to(torch.int32)
+    return loads.to(torch.int32), scores, order.to(torch.int32)
 
 
 def permute_ref(x, rows, topk):
