@@ -1,7 +1,7 @@
 """`Policy`: decides where each active expert runs, what is copied and what is evicted, from integers and rates alone.
 
-A run calls `start` once; then per layer `on_route`, `on_predict` for the next layer, `victims` as slots are needed, and
-`on_layer_done`; after the last layer `on_step_done`. A new policy sets the flags below and writes `on_route`.
+A run calls `start` once; then per layer `on_route`, `on_predict` for the next layer, `victims` as slots are needed,
+`on_layer_done`, and `observe` once the times are known; after the last layer `on_step_done`. A new policy sets the flags below and writes `on_route`.
 """
 
 from __future__ import annotations
@@ -85,9 +85,12 @@ class Policy:
         """Up to `count` of `candidates` to evict, least useful first."""
         return self._utility[layer].lowest(candidates, count, step)
 
-    def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int], seen: Observation) -> None:
-        """Learn from a finished layer: utilities from its loads, costs from its times."""
+    def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
+        """Learn from a finished layer's loads (utilities)."""
         self._utility[layer].update(step, loads)
+
+    def observe(self, phase: Phase, seen: Observation) -> None:
+        """Learn from a layer's times (cost model). They may be known only while a later layer runs."""
         self._models[phase].observe(seen)
 
     def on_step_done(self, step: int) -> tuple[tuple[int, int], ...]:

@@ -74,7 +74,8 @@ def test_residency_invariants_over_a_run(data):
             guess = Prediction({e: 1 for e in loads}, {e: 0.5 for e in loads})
             queue = policy.on_predict((layer + 1) % SHAPE.layers, guess, frozenset(here))
             assert not set(queue) & here and set(queue) <= set(loads)
-            policy.on_layer_done(layer, step, "decode", loads, Observation(1, 1, 1.0, 1, 1, 1.0, 1, 1.0))
+            policy.on_layer_done(layer, step, "decode", loads)
+            policy.observe("decode", Observation(1, 1, 1.0, 1, 1, 1.0, 1, 1.0))
         assert policy.on_step_done(step) == ()
 
 
@@ -117,7 +118,7 @@ def test_costs_are_frozen_and_kept_per_phase():
     policy.start(SHAPE, 4, PRIOR)
     before, prefill = policy.costs("decode"), policy.costs("prefill")
     value = before.cpu_ms(3, 3)
-    policy.on_layer_done(0, 0, "decode", {1: 2}, Observation(cpu_experts=3, cpu_pairs=3, cpu_ms=50.0))
+    policy.observe("decode", Observation(cpu_experts=3, cpu_pairs=3, cpu_ms=50.0))
     assert before.cpu_ms(3, 3) == value
     assert policy.costs("decode").cpu_ms(3, 3) > 10 * value
     assert policy.costs("prefill") == prefill
