@@ -1,7 +1,8 @@
 """`Policy`: decides where each active expert runs, what is copied and what is evicted, from integers and rates alone.
 
 A run calls `start` once; then per layer `on_route`, `on_predict` for the next layer, `victims` as slots are needed,
-`on_layer_done`, and `observe` once the times are known; after the last layer `on_step_done`. A new policy sets the flags below and writes `on_route`.
+`on_layer_done`, and `observe` once the times are known; after the last layer `on_step_done`. A new policy sets the
+flags below and writes `on_route`.
 """
 
 from __future__ import annotations
