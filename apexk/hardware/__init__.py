@@ -20,7 +20,7 @@ OVERRIDES = {
     "utility_decay": float,
     "rate_ema": float,
     "in_flight": ("abort", "finish"),
-    "prefetch_victims": ("not-in-use", "not-predicted"),
+    "prefetch_protects": ("predicted", "in_use"),
     "resident_first": bool,
 }
 

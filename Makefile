@@ -1,0 +1,43 @@
+# Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv on first use and reuse it afterwards.
+#
+#   PYTHON   interpreter that makes .venv (default python3, 3.10 or newer)
+#   TORCH    what pip installs as torch; a CPU build is enough, e.g. TORCH='torch==2.13.0 --index-url <an index of CPU builds>'
+#   ARGS     passed on: make demo ARGS='--seed 3 --pool 8', make test ARGS='-k policy'
+
+PYTHON ?= python3
+TORCH ?= torch
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
+
+.PHONY: setup demo test test-fast lint gpu clean
+setup: $(READY)
+
+$(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
+	@command -v $${CXX:-g++} >/dev/null || { echo "setup: g++ is missing: install it (Debian: apt-get install g++) or set CXX"; exit 1; }
+	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: installing torch and the other pinned packages (minutes on a first run)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(TORCH) 2>&1 | grep -E '^(Collecting|Installing|ERROR|Successfully)' || true
+	@$(BIN)/python -c 'import torch' || { echo "setup: torch did not install; see TORCH= at the top of the Makefile"; exit 1; }
+	@echo "setup: building the CPU kernels and installing apexk into $(VENV)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,plots]'
+	@touch $(READY)
+	@echo "setup: ready"
+
+demo: setup
+	@$(BIN)/apexk demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: setup
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info out

@@ -1,0 +1,25 @@
+"""apexk runs Mixture-of-Experts models whose experts do not fit on the GPU.
+
+    handle = apexk.swap(model, apexk.ApexConfig(policy="apex", pool=12))
+    ...                     # model.generate(...) as before
+    handle.restore()
+
+Importing this package imports neither torch nor Triton and starts nothing; names are loaded at first use.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_WHERE = {"ApexConfig": "apexk.config", "swap": "apexk.hf.swap", "Handle": "apexk.hf.handle"}
+__all__ = ["ApexConfig", "Handle", "swap", "__version__"]
+
+
+def __getattr__(name):
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'apexk' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,0 +1,50 @@
+"""`apexk <verb>`: one file a verb, imported when it is asked for.
+
+Tables go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 failed, 2 misuse, 3 needs something this machine
+lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+
+import apexk
+
+#: verb -> what it does; the verb's module is `apexk.cli.<verb>` with `add_arguments(parser)` and `run(args) -> int`
+VERBS = {
+    "demo": "generate with a small trained MoE, plain and swapped, and show the modelled timeline",
+    "policies": "list the policies: source, lossless or not, what each may do",
+    "kernels": "check, benchmark or compile the kernels",
+    "report": "show a timeline.jsonl: a table per layer, totals, pictures",
+}
+DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="apexk", description="Mixture-of-Experts inference with experts in host memory.")
+    parser.add_argument("--version", action="version", version=f"apexk {apexk.__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    asked = next((a for a in argv if not a.startswith("-")), None)
+    for verb, text in VERBS.items():
+        sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
+        if verb == asked:  # only the verb that is asked for is imported
+            importlib.import_module(f"apexk.cli.{verb}").add_arguments(sub)
+    args = parser.parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
+    logging.getLogger("apexk").setLevel(logging.INFO)
+    logging.getLogger().setLevel(logging.WARNING)
+    try:
+        return importlib.import_module(f"apexk.cli.{args.verb}").run(args)
+    except (ValueError, TypeError) as error:  # bad input, already worded for a person
+        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        return MISUSE
+    except OSError as error:
+        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(f"apexk {args.verb}: interrupted", file=sys.stderr)
+        return FAILED

@@ -1,0 +1,112 @@
+"""`ApexConfig`: what a user chooses, and how each setting's value is found: user > hardware file > default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from apexk.hardware import OVERRIDES, Hardware
+from apexk.policy import registry
+from apexk.policy.types import PolicyOptions
+
+DEVICES = ("virtual",)
+#: settings that the user, then the hardware file, may set; the design's defaults table says why these values
+DEFAULTS = {
+    "cost": "affine",
+    "rate_ema": 0.2,
+    "forgetting": 0.995,
+    "utility_decay": 0.9,
+    "resident_first": True,
+    "in_flight": "finish",
+    "prefetch_protects": "predicted",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and where it came from: "user", "hardware file NAME" or "default"."""
+
+    value: object
+    source: str
+
+
+@dataclass(frozen=True)
+class ApexConfig:
+    """How a model's experts are run.
+
+    policy: which expert runs where; `apexk.policy.names()` lists them.
+    pool: expert slots per layer on the GPU, 0..experts. None: a quarter of the experts, at least one.
+    device: "virtual" (CPU tensors on a modelled clock).
+    hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
+    arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
+        results are then bitwise independent of policy and pool).
+    threads: of the CPU kernels; None: as many as this process may use.
+    timeline: path of the `timeline.jsonl` to write; None keeps none.
+    popularity: `[layers][experts]` activation counts on a calibration text, for the first residents; None: evenly spread.
+    seed: of that spread.
+    The rest is None where the hardware file's value or the default is wanted:
+    cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step;
+    resident_first: resident experts run before the copies land; in_flight: "finish" | "abort" the prefetch that runs at a
+    routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch.
+    """
+
+    policy: str = "apex"
+    pool: int | None = None
+    device: str = "virtual"
+    hardware: str | Path = "a6000-paper"
+    arithmetic: str = "reference"
+    threads: int | None = None
+    timeline: str | Path | None = None
+    popularity: Sequence[Sequence[float]] | None = None
+    seed: int = 0
+    cost: str | None = None
+    rate_ema: float | None = None
+    forgetting: float | None = None
+    utility_decay: float | None = None
+    resident_first: bool | None = None
+    in_flight: str | None = None
+    prefetch_protects: str | None = None
+
+    def __post_init__(self):
+        if self.policy not in registry.names():
+            raise ValueError(f"policy is {self.policy!r}; there are {', '.join(registry.names())}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
+        if self.arithmetic not in ("reference", "same"):
+            raise ValueError(f"arithmetic is {self.arithmetic!r}; there are 'reference' and 'same'")
+        for name, lowest in (("pool", 0), ("threads", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
+                raise ValueError(f"{name} is {value!r}; wanted a whole number >= {lowest}")
+        for name, kind in OVERRIDES.items():
+            value = getattr(self, name)
+            if isinstance(kind, tuple) and value not in (None, *kind):
+                raise ValueError(f"{name} is {value!r}; there are {', '.join(kind)}")
+            if kind is bool and value not in (None, True, False):
+                raise ValueError(f"{name} is {value!r}; wanted True or False")
+
+    def slots(self, experts: int) -> int:
+        """Pool slots per layer for a model of `experts` experts a layer."""
+        if self.pool is None:
+            return max(1, experts // 4)
+        if self.pool > experts:
+            raise ValueError(f"pool is {self.pool} slots per layer, but a layer has {experts} experts: wanted 0..{experts}")
+        return self.pool
+
+    def settings(self, hardware: Hardware) -> dict[str, Setting]:
+        """Every setting of `DEFAULTS` with its value and source."""
+        found = {}
+        for name, default in DEFAULTS.items():
+            if getattr(self, name) is not None:
+                found[name] = Setting(getattr(self, name), "user")
+            elif name in hardware.overrides:
+                found[name] = Setting(hardware.overrides[name], f"hardware file {hardware.name}")
+            else:
+                found[name] = Setting(default, "default")
+        return found
+
+
+def policy_options(settings: dict[str, Setting]) -> PolicyOptions:
+    """The part of the settings that the policy reads."""
+    return PolicyOptions(**{f.name: settings[f.name].value for f in fields(PolicyOptions)})

@@ -1,0 +1,1 @@
+"""The devices that the engine drives: one small interface (`base.py`), one file each."""

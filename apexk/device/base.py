@@ -1,0 +1,138 @@
+"""What the engine asks of a device, and the plain records that pass between them.
+
+Lanes: `gpu` (compute stream), `side` (predictor stream), `h2d` (host-to-device channel), `cpu` (host FFN workers) and
+`host` (the thread that runs the model). Work on one lane runs in order; across lanes only events order it. Every
+operation names what it reads and writes, so that an ordering check needs no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+#: a router: MoE input [T, H] -> (expert ids [T, topk], routing weights [T, topk])
+Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in a run an operation belongs: forward pass, MoE layer (counted over sparse layers), phase."""
+
+    step: int
+    layer: int
+    phase: str
+
+
+@dataclass
+class Rows:
+    """The MoE input of one layer and its exact routing.
+
+    With tensors: `x [T, H]` in the weight dtype, `topk_ids [T, topk]` int64, `topk_weights [T, topk]` float32, and
+    `pairs [T*topk, H]` float32, which the GPU and CPU halves fill row by row (row t*topk+k). Without tensors (a
+    simulation) `loads` holds the routing's token loads and `predicted` the next layer's (loads, score sums).
+    """
+
+    tokens: int
+    topk: int
+    x: torch.Tensor | None = None
+    topk_ids: torch.Tensor | None = None
+    topk_weights: torch.Tensor | None = None
+    pairs: torch.Tensor | None = None
+    loads: Mapping[int, int] | None = None
+    predicted: tuple[Mapping[int, int], Mapping[int, float]] | None = None
+
+
+class Event(Protocol):
+    """A point on a lane. Its times are known once it is done."""
+
+
+@dataclass(frozen=True)
+class SpeculativeCopy:
+    """One entry of the speculative queue: `expert` of `layer` into `slot`, not before the events in `after`."""
+
+    layer: int
+    expert: int
+    slot: int
+    after: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Running:
+    """The speculative copy that was under way when speculation was stopped; `left` is its uncopied fraction."""
+
+    copy: SpeculativeCopy
+    left: float
+    token: Any
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What a stop found: copies that have landed, with their events, and the running one. The rest was dropped."""
+
+    landed: Sequence[tuple[SpeculativeCopy, Event]] = ()
+    running: Running | None = None
+
+
+class Device(Protocol):
+    """The operations of one layer. None blocks the host but `read_back`; each returns the event of its end."""
+
+    name: str
+    modelled: bool  # times come from a hardware file, not from a clock
+    host_runs_empty: bool  # the CPU path is paid even where it has no expert
+
+    def begin_layer(self, at: At) -> None:
+        """Marks the dense work before this layer's router (attention)."""
+
+    def read_back(self, at: At, rows: Rows) -> dict[int, int]:
+        """Token loads of the active experts, on the host. The routing event; the only blocking sync of a layer."""
+
+    def stop_speculation(self, at: At) -> Stopped:
+        """Ends the speculative queue: nothing new starts, what landed and what runs is returned."""
+
+    def keep(self, at: At, running: Running) -> Event:
+        """Lets the running speculative copy finish; exact copies queue behind it."""
+
+    def abandon(self, at: At, running: Running) -> None:
+        """Drops the running speculative copy; its slot then holds nothing usable."""
+
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Event:
+        """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`."""
+
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Event]) -> Event:
+        """Exact copy of this layer's `expert` into `slot`, in the order of the calls."""
+
+    def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
+        """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""
+
+    def predict(self, at: At, rows: Rows, router: Router | None) -> Any:
+        """Starts the next layer's own routing function on this layer's MoE input, on the side stream."""
+
+    def take_prediction(self, ticket: Any) -> tuple[Mapping[int, int], Mapping[int, float]] | None:
+        """(predicted loads, predicted score sums) of a `predict` call, or None where it is not there yet."""
+
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
+        """Hands the channel a queue to serve in order after the exact copies, until `stop_speculation`."""
+
+    def combine(self, at: At, rows: Rows, out: torch.Tensor | None, shared: torch.Tensor | None, after: Sequence[Event]) -> Event:
+        """Sums `rows.pairs` over top-k in fixed order, adds `shared`, writes `out [T, H]`."""
+
+    def load_initial(self, layer: int, expert: int, slot: int) -> None:
+        """Fills a slot before the first step; not part of any timeline."""
+
+    def channel_wait_ms(self) -> float:
+        """How long the channel stays busy before an exact copy asked for now could start."""
+
+    def done(self, event: Event) -> bool:
+        """Whether the host knows the event to be done; never waits."""
+
+    def span_ms(self, event: Event) -> tuple[float, float] | None:
+        """(start, end) of the operation that `event` ends, in ms of the device's clock; None while unknown."""
+
+    def now_ms(self) -> float:
+        """The host's time on the device's clock."""
+
+    def close(self) -> None:
+        """Stops what the device started. It cannot be used afterwards."""

@@ -1,0 +1,77 @@
+"""The two halves of a layer on CPU tensors: what the GPU would compute from its slots, and what the CPU computes.
+
+Used by devices without a GPU. The CPU half is the native grouped FFN over the host store. The GPU half is the reference
+of the Triton kernels over a pool of slots (`arithmetic="reference"`, FP32 accumulation), or the native FFN over the same
+slots (`"same"`), which makes a result bitwise independent of where an expert ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from apexk.device.base import Router, Rows
+from apexk.kernels.cpu.ffn import HostFFN
+from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
+from apexk.store.host_store import HostStore
+from apexk.store.pool import Pool
+
+ARITHMETIC = ("reference", "same")
+
+
+class Halves:
+    """Tensors and arithmetic of a model's expert layers. `threads` of the CPU half as in `HostFFN`."""
+
+    def __init__(self, store: HostStore, slots: int, *, activation: str = "silu", arithmetic: str = "reference", threads: int | None = None):
+        if arithmetic not in ARITHMETIC:
+            raise ValueError(f"arithmetic is {arithmetic!r}; known: {', '.join(ARITHMETIC)}")
+        self.store, self.activation, self.arithmetic = store, activation, arithmetic
+        self.pool = Pool(store.layers, slots, store.block)
+        self.ffn = HostFFN(threads=threads)
+        self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
+
+    def begin(self, rows: Rows) -> dict[int, int]:
+        """Makes room for the layer's weighted rows, NaN until computed, and counts the token load of every active expert."""
+        rows.pairs = torch.full((rows.tokens * rows.topk, rows.x.shape[1]), float("nan"))
+        counts = torch.bincount(rows.topk_ids.reshape(-1), minlength=self.store.experts)
+        active = counts.nonzero().reshape(-1)
+        return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
+
+    def run_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> None:
+        self._native(self._host_blocks[layer], rows, experts)
+
+    def run_slots(self, layer: int, rows: Rows, slots: Mapping[int, int]) -> None:
+        if self.arithmetic == "same":
+            addresses = torch.zeros(self.store.experts, dtype=torch.int64)
+            addresses[list(slots)] = self.pool.addresses(layer)[list(slots.values())]
+            self._native(addresses, rows, list(slots))
+            return
+        slot_of = torch.full((self.store.experts,), -1, dtype=torch.int32)
+        slot_of[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
+        moe_ffn_ref(rows.x, self.pool.w13(layer), self.pool.w2(layer), rows.topk_ids, rows.topk_weights, slot_of, rows.pairs,
+                    activation=self.activation, compute_dtype=torch.float32)
+
+    def predict(self, rows: Rows, router: Router) -> tuple[dict[int, int], dict[int, float]]:
+        ids, weights = router(rows.x)
+        loads, scores, order = rank_ref(ids, weights, self.store.experts)
+        active = [e for e in order.tolist() if loads[e] > 0]
+        return {e: int(loads[e]) for e in active}, {e: float(scores[e]) for e in active}
+
+    def combine(self, rows: Rows, out: torch.Tensor, shared: torch.Tensor | None) -> None:
+        combine_ref(rows.pairs, rows.topk, out, shared)
+
+    def fill(self, layer: int, expert: int, slot: int) -> None:
+        """The transfer: one expert's block from the host store into a slot."""
+        self.pool.blocks(layer)[slot].copy_(self.store.blocks(layer)[expert])
+
+    def poison(self, layer: int, slot: int) -> None:
+        """What a stopped copy leaves must never be read: NaN makes it show."""
+        self.pool.blocks(layer)[slot].fill_(float("nan"))
+
+    def close(self) -> None:
+        self.ffn.close()
+
+    def _native(self, blocks: torch.Tensor, rows: Rows, experts: Sequence[int]) -> None:
+        self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, rows.pairs,
+                     intermediate=self.store.block.intermediate, activation=self.activation)

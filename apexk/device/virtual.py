@@ -1,0 +1,182 @@
+"""VirtualDevice: the engine's operations on CPU tensors, in program order, on a modelled clock.
+
+Each operation takes a start and an end on its lane (GPU stream, transfer channel, CPU workers) from a hardware file's
+costs. With tensors it also computes: its GPU half by the references of the Triton kernels, or by the CPU kernels too
+(`arithmetic="same"`), its CPU half by the CPU kernels. Without tensors it is the simulator's device. Every time is
+modelled, none is measured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped
+from apexk.device.halves import Halves
+from apexk.hardware import Hardware
+from apexk.timeline.writer import Timeline
+
+NS = 1e6  # nanoseconds a millisecond
+
+
+@dataclass(frozen=True)
+class Span:
+    """An operation's place on the modelled clock, in ns; also its event."""
+
+    start: int
+    end: int
+
+
+class VirtualDevice:
+    """`halves` holds the tensors and does the arithmetic; None computes nothing (a simulation).
+
+    `bytes_per_expert` is what a copy moves, for the timeline; its time is the hardware file's, whatever the size.
+    """
+
+    name = "virtual"
+    modelled = True
+
+    def __init__(self, hardware: Hardware, timeline: Timeline, bytes_per_expert: int, halves: Halves | None = None):
+        self.hardware = hardware
+        self.timeline = timeline
+        self.halves = halves
+        self.host_runs_empty = hardware.cpu.fixed_when_empty
+        self._bytes = bytes_per_expert
+        self._free = {"gpu": 0, "side": 0, "h2d": 0, "cpu": 0}
+        self._now = 0
+        self._queue: deque[SpeculativeCopy] = deque()
+        self._queued_at = 0
+        self._exact_batch: At | None = None
+        self._launched: At | None = None
+
+    def begin_layer(self, at: At) -> None:
+        self._run("gpu", "attention", at, self.hardware.layer.o_att)
+
+    def read_back(self, at: At, rows: Rows) -> dict[int, int]:
+        loads = rows.loads
+        if loads is None:
+            loads = self.halves.begin(rows)
+        routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, writes=[f"L{at.layer}.routing"])
+        self._now = max(self._now, routed.end)
+        return {int(e): int(n) for e, n in loads.items() if n > 0}
+
+    def stop_speculation(self, at: At) -> Stopped:
+        landed, running = [], None
+        while self._queue and running is None:
+            copy = self._queue[0]
+            start = max(self._free["h2d"], self._queued_at, *(e.end for e in copy.after))
+            if start >= self._now:
+                break
+            self._queue.popleft()
+            span = Span(start, start + round(self.hardware.copy_ms(speculative=True, first=True) * NS))
+            self._free["h2d"] = span.end
+            if span.end <= self._now:
+                self._record_copy("copy.spec", at, copy.layer, copy.expert, copy.slot, span)
+                landed.append((copy, span))
+            else:
+                running = Running(copy, (span.end - self._now) / (span.end - span.start), span)
+        self._queue.clear()
+        return Stopped(landed, running)
+
+    def keep(self, at: At, running: Running) -> Span:
+        copy = running.copy
+        self._record_copy("copy.spec", at, copy.layer, copy.expert, copy.slot, running.token)
+        return running.token
+
+    def abandon(self, at: At, running: Running) -> None:
+        copy, span = running.copy, Span(running.token.start, self._now)
+        self._free["h2d"] = self._now
+        done = round(self._bytes * (1 - running.left))
+        self._row("copy.spec", "h2d", at, span, layer=copy.layer, bytes=done, experts=[copy.expert],
+                  writes=[f"L{copy.layer}.slot{copy.slot}"], abandoned=True)
+        if self.halves:
+            self.halves.poison(copy.layer, copy.slot)
+
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Span:
+        pairs = sum(loads[e] for e in experts)
+        if self.halves and experts:
+            self.halves.run_host(at.layer, rows, experts)
+        return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=list(experts), tokens=pairs,
+                         reads=[f"L{at.layer}.x"], writes=[f"L{at.layer}.rows.e{e}" for e in experts])
+
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span]) -> Span:
+        first, self._exact_batch = self._exact_batch != at, at
+        start = max(self._now, self._free["h2d"], *(e.end for e in after))
+        span = Span(start, start + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
+        self._free["h2d"] = span.end
+        self._record_copy("copy.exact", at, at.layer, expert, slot, span)
+        return span
+
+    def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Span]) -> Span:
+        first, self._launched = self._launched != at, at
+        pairs = sum(loads[e] for e in slots)
+        if self.halves:
+            self.halves.run_slots(at.layer, rows, slots)
+        return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=list(slots), tokens=pairs,
+                         reads=[f"L{at.layer}.x", *(f"L{at.layer}.slot{s}" for s in slots.values())],
+                         writes=[f"L{at.layer}.rows.e{e}" for e in slots])
+
+    def predict(self, at: At, rows: Rows, router) -> tuple | None:
+        self._run("side", "predict", at, 0.0, tokens=rows.tokens, reads=[f"L{at.layer}.x"], writes=[f"L{at.layer + 1}.prediction"])
+        if self.halves and router is not None:
+            return self.halves.predict(rows, router)
+        return rows.predicted
+
+    def take_prediction(self, ticket):
+        return ticket
+
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
+        self._queue, self._queued_at = deque(queue), self._now
+
+    def combine(self, at: At, rows: Rows, out, shared, after: Sequence[Span]) -> Span:
+        if self.halves and out is not None:
+            self.halves.combine(rows, out, shared)
+        ready = max(self._free["gpu"], *(e.end for e in after))
+        excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
+        if excess > 0:
+            self._run("gpu", "unattributed", at, excess, after)
+        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens,
+                         reads=[f"L{at.layer}.rows"], writes=[f"L{at.layer}.out"])
+
+    def load_initial(self, layer: int, expert: int, slot: int) -> None:
+        if self.halves:
+            self.halves.fill(layer, expert, slot)
+
+    def channel_wait_ms(self) -> float:
+        return max(0, self._free["h2d"] - self._now) / NS
+
+    def done(self, event: Span) -> bool:
+        return event.end <= self._now
+
+    def span_ms(self, event: Span) -> tuple[float, float]:
+        return event.start / NS, event.end / NS
+
+    def now_ms(self) -> float:
+        return self._now / NS
+
+    def close(self) -> None:
+        self._queue.clear()
+        if self.halves:
+            self.halves.close()
+
+    def _run(self, lane: str, kind: str, at: At, ms: float, after: Sequence[Span] = (), **facts) -> Span:
+        start = max(self._now, self._free[lane], *(e.end for e in after))
+        span = Span(start, start + round(ms * NS))
+        self._free[lane] = span.end
+        self._row(kind, lane, at, span, **facts)
+        return span
+
+    def _record_copy(self, kind: str, at: At, layer: int, expert: int, slot: int, span: Span) -> None:
+        if self.halves:
+            self.halves.fill(layer, expert, slot)
+        self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert],
+                  reads=[f"host.L{layer}.e{expert}"], writes=[f"L{layer}.slot{slot}"])
+
+    def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, bytes: int = 0, experts=(), tokens: int = 0,
+             reads=(), writes=(), **more) -> None:
+        self.timeline.add(step=at.step, layer=at.layer if layer is None else layer, phase=at.phase, kind=kind, lane=lane,
+                          start_ns=span.start, end_ns=span.end, bytes=bytes, experts=list(experts), tokens=tokens,
+                          reads=list(reads), writes=list(writes), modelled=True, **more)

@@ -1,0 +1,1 @@
+"""The engine: turns a policy's plan into a device's operations, layer by layer."""

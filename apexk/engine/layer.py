@@ -1,0 +1,133 @@
+"""One MoE layer: the only code that turns a plan into work.
+
+`submit` goes from the exact routing to everything launched; `join` merges. Between the two the caller may run what
+overlaps (a shared expert). The order of operations is the design's: CPU experts start, exact copies start, resident
+slots run, the next layer is predicted, arrived slots run, the channel turns to speculation, the halves are merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from apexk.device.base import At, Event, Router, Rows
+from apexk.engine.observe import LayerEvents
+from apexk.engine.runtime import Engine
+from apexk.policy import check_plan, decision_to_dict
+from apexk.policy.types import Plan, Prediction, RouteView
+
+
+@dataclass
+class LayerTask:
+    """A submitted layer: what `join` has to wait for."""
+
+    at: At
+    rows: Rows
+    loads: dict[int, int]
+    events: LayerEvents
+
+
+def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Router | None = None) -> LayerTask:
+    """Launches one layer. `phase` is "prefill" or "decode"; `next_router` is the next MoE layer's routing function."""
+    device, policy = engine.device, engine.policy
+    at = engine.enter(layer, phase)
+    device.begin_layer(at)
+    loads = device.read_back(at, rows)
+    engine.settle_copies(layer)
+    view = _view(engine, at, rows, loads)
+    plan = policy.on_route(view)
+    check_plan(view, plan)
+    _record_plan(engine, view, plan)
+
+    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens)
+    if plan.cpu or device.host_runs_empty:
+        events.host = device.run_host(at, rows, plan.cpu, loads)
+    arrived = _copy(engine, at, view, plan, events)
+    if engine.resident_first:
+        _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
+        ticket = _predict(engine, at, rows, next_router)
+        _launch(engine, events, rows, arrived, loads, "gpu.arrived")
+    else:
+        ticket = _predict(engine, at, rows, next_router)
+        _launch(engine, events, rows, plan.gpu_resident + arrived, loads, "gpu.arrived" if arrived else "gpu.resident")
+    if ticket is not None:
+        predicted = device.take_prediction(ticket)
+        if predicted is not None:
+            engine.speculate(at, Prediction(*predicted))
+    _count(engine, view, plan, len(events.copies))
+    return LayerTask(at, rows, loads, events)
+
+
+def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
+    """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
+    events = task.events
+    after = [event for _, event in events.launches] + ([events.host] if events.host else [])
+    events.combined = engine.device.combine(task.at, task.rows, out, shared, after)
+    engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
+    engine.observer.add(events)
+    engine.leave()
+
+
+def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteView:
+    in_flight = engine.settle_speculation(at, loads)
+    slots = engine.slots[at.layer]
+    resident = slots.resident()
+    return RouteView(
+        step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=resident,
+        available=len(slots.free()) + sum(e not in loads for e in resident), costs=engine.policy.costs(at.phase),
+        in_flight=in_flight, channel_wait_ms=0.0 if in_flight else engine.device.channel_wait_ms(), resident_first=engine.resident_first,
+    )
+
+
+def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEvents) -> tuple[int, ...]:
+    """Issues the exact copies; returns every expert that will have arrived, a running speculative copy included."""
+    slots = engine.slots[at.layer]
+    fetch = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
+    for expert, slot in zip(fetch, engine.take_slots(at.layer, fetch, frozenset(view.loads), at.step), strict=True):
+        after = [e for e in (slots[slot].read, slots[slot].written) if e is not None]
+        event = engine.device.copy_expert(at, expert, slot, after)
+        slots.begin(expert, slot, event)
+        events.copies.append(event)
+    return plan.exact_fetch
+
+
+def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], loads: dict[int, int], kind: str) -> None:
+    """Runs slots once their copies are done, and notes that they are being read."""
+    if not experts:
+        return
+    slots = engine.slots[events.at.layer]
+    places = {e: slots.slot_of(e) for e in experts}
+    after = [slots[s].written for s in places.values() if slots[s].written is not None]
+    event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
+    for slot in places.values():
+        slots[slot].read = event
+    events.launches.append((len(experts), event))
+    events.gpu_pairs += sum(loads[e] for e in experts)
+
+
+def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None):
+    if not engine.policy.speculates or engine.capacity == 0 or at.layer + 1 >= engine.shape.layers:
+        return None
+    return engine.device.predict(at, rows, next_router)
+
+
+def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
+    if not engine.timeline.active:
+        return
+    now = round(engine.device.now_ms() * 1e6)
+    engine.timeline.add(
+        step=view.step, layer=view.layer, phase=view.phase, kind="plan", lane="host", start_ns=now, end_ns=now, bytes=0,
+        experts=sorted(view.loads), tokens=view.tokens, reads=[f"L{view.layer}.routing"], writes=[], modelled=engine.device.modelled,
+        decision=decision_to_dict(engine.policy.name, view, plan),
+    )
+
+
+def _count(engine: Engine, view: RouteView, plan: Plan, copies: int) -> None:
+    totals = engine.totals[view.phase]
+    totals.active += len(view.loads)
+    totals.hits += sum(e in view.resident for e in view.loads)
+    totals.exact += copies
+    totals.bytes += copies * engine.bytes_per_expert
+    totals.cpu_experts += len(plan.cpu)
+    totals.cpu_pairs += sum(view.loads[e] for e in plan.cpu)

@@ -1,0 +1,76 @@
+"""From events to numbers: once a layer's times are known, they reach the cost models and the running sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from apexk.device.base import At, Device, Event
+from apexk.engine.totals import Totals
+from apexk.policy.base import Policy
+from apexk.policy.types import Observation
+
+
+@dataclass
+class LayerEvents:
+    """The events of one layer whose times are wanted; `routed_ms` is its routing event on the device's clock."""
+
+    at: At
+    routed_ms: float
+    cpu_experts: int
+    cpu_pairs: int
+    gpu_pairs: int
+    last_of_step: bool
+    tokens: int
+    host: Event | None = None
+    launches: list[tuple[int, Event]] = field(default_factory=list)  # (experts, event) of each expert kernel
+    copies: list[Event] = field(default_factory=list)  # exact copies, in order
+    combined: Event | None = None
+
+
+class Observer:
+    """Keeps finished layers until the device knows their times, then reports them in order; never waits."""
+
+    def __init__(self, device: Device, policy: Policy, totals: dict[str, Totals]):
+        self._device, self._policy, self._totals = device, policy, totals
+        self._pending: list[LayerEvents] = []
+        self._step_began_ms = 0.0
+
+    def add(self, events: LayerEvents) -> None:
+        self._pending.append(events)
+        while self._pending and self._report(self._pending[0]):
+            self._pending.pop(0)
+
+    def forget(self) -> None:
+        """Drops what is pending; the next step's time counts from now."""
+        self._pending.clear()
+        self._step_began_ms = self._device.now_ms()
+
+    def _report(self, layer: LayerEvents) -> bool:
+        span = self._device.span_ms
+        wanted = [layer.combined, *layer.copies, *(event for _, event in layer.launches)] + ([layer.host] if layer.host else [])
+        if any(span(event) is None for event in wanted):
+            return False
+        launched = [span(event) for _, event in layer.launches]
+        copied = [span(event) for event in layer.copies]
+        seen = Observation(
+            cpu_experts=layer.cpu_experts,
+            cpu_pairs=layer.cpu_pairs,
+            cpu_ms=span(layer.host)[1] - layer.routed_ms if layer.host else None,
+            gpu_experts=sum(n for n, _ in layer.launches),
+            gpu_pairs=layer.gpu_pairs,
+            gpu_ms=sum(end - start for start, end in launched) if launched else None,
+            copies=len(copied),
+            copy_ms=copied[-1][1] - copied[0][0] if copied else None,
+        )
+        self._policy.observe(layer.at.phase, seen)
+        totals = self._totals[layer.at.phase]
+        totals.layers += 1
+        totals.cpu_path_ms += seen.cpu_ms or 0.0
+        totals.gpu_path_ms += max((end for _, end in launched), default=layer.routed_ms) - layer.routed_ms
+        if layer.last_of_step:
+            ended = span(layer.combined)[1]
+            totals.steps += 1
+            totals.tokens += layer.tokens
+            totals.step_ms += ended - self._step_began_ms
+            self._step_began_ms = ended
+        return True

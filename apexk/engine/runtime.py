@@ -1,0 +1,143 @@
+"""What lives across layers and steps: slots, the policy's state, the clock of steps, and the running sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from apexk.device.base import At, Device, Event, Running, SpeculativeCopy
+from apexk.engine.observe import Observer
+from apexk.engine.totals import Totals
+from apexk.policy.base import Policy
+from apexk.policy.evict import exact_candidates, prefetch_candidates
+from apexk.policy.types import InFlight, ModelShape, Prediction
+from apexk.store.slots import Slots
+from apexk.timeline.writer import Timeline
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Rules of the engine that are no policy's own; the defaults table of the design documents them."""
+
+    resident_first: bool = True  # resident slots run at once instead of waiting for the exact copies
+    in_flight: str = "finish"  # the running speculative copy at a routing event: "finish" (if needed or over half done) | "abort"
+    prefetch_protects: str = "predicted"  # residents that a prefetch may not evict: "predicted" | "in_use" (see `prefetch_candidates`)
+
+
+class Engine:
+    """Runs the MoE layers of one model on one device under one policy. Layers of a step come in order."""
+
+    def __init__(self, shape: ModelShape, capacity: int, device: Device, policy: Policy, settings: EngineSettings, timeline: Timeline,
+                 bytes_per_expert: int):
+        self.shape, self.capacity, self.device, self.policy = shape, capacity, device, policy
+        self.settings, self.timeline, self.bytes_per_expert = settings, timeline, bytes_per_expert
+        self.resident_first = settings.resident_first if policy.resident_first is None else policy.resident_first
+        self.totals = {"prefill": Totals(), "decode": Totals()}
+        self.observer = Observer(device, policy, self.totals)
+        self.open_layer: At | None = None  # submitted and not joined
+        self._step, self._layer = -1, shape.layers
+        self._restart()
+
+    def enter(self, layer: int, phase: str) -> At:
+        """The next layer begins. A layer at or before the last one starts a new step (a new forward pass)."""
+        if self.open_layer is not None:
+            # the last layer was interrupted between submit and join: what its slots hold is not known
+            self._restart()
+        if layer <= self._layer:
+            self._step += 1
+        self._layer = layer
+        self.open_layer = At(self._step, layer, phase)
+        return self.open_layer
+
+    def leave(self) -> None:
+        self.open_layer = None
+
+    def settle_copies(self, layer: int) -> None:
+        """Copies of earlier steps that have landed by now become resident."""
+        slots = self.slots[layer]
+        for expert in slots.loading():
+            if self.device.done(slots[slots.slot_of(expert)].written):
+                slots.land(expert)
+
+    def settle_speculation(self, at: At, loads: dict[int, int]) -> InFlight | None:
+        """Stops speculation at a routing event and books what it did.
+
+        Returns the running copy if this layer needs it and the policy waits for it; its slot is then `loading`.
+        """
+        stopped = self.device.stop_speculation(at)
+        for copy, event in stopped.landed:
+            self._book(copy, event)
+            self.slots[copy.layer].land(copy.expert)
+            self._count(at, used=_needed(copy, at, loads))
+        return self._settle_running(at, loads, stopped.running) if stopped.running else None
+
+    def speculate(self, at: At, prediction: Prediction) -> None:
+        """Queues the predicted experts of the next layer, each with the slot it will take."""
+        layer = at.layer + 1
+        slots = self.slots[layer]
+        resident, loading = slots.resident(), slots.loading()
+        queue = self.policy.on_predict(layer, prediction, resident | loading)
+        free = slots.free()
+        # nothing of the next layer is in use or prefetched yet: its routing is still to come, and this queue is its first
+        candidates = prefetch_candidates(resident, predicted=prediction.loads, prefetched=(), held=loading, in_use=(),
+                                         rule=self.settings.prefetch_protects)
+        victims = self.policy.victims(layer, candidates, max(0, min(len(queue) - len(free), len(candidates))), at.step)
+        places = (free + [slots.slot_of(e) for e in victims])[: len(queue)]
+        copies = []
+        for expert, slot in zip(queue, places, strict=False):
+            after = tuple(e for e in (slots[slot].read, slots[slot].written) if e is not None)
+            copies.append(SpeculativeCopy(layer, expert, slot, after))
+        if copies:
+            self.device.speculate(at, copies)
+
+    def take_slots(self, layer: int, experts: list[int], active: frozenset[int], step: int) -> list[int]:
+        """Free slots for exact copies of `experts`, evicting what the policy likes least and this layer does not use."""
+        slots = self.slots[layer]
+        free = slots.free()
+        missing = max(0, len(experts) - len(free))
+        candidates = exact_candidates(slots.resident(), active, slots.loading())
+        victims = self.policy.victims(layer, candidates, missing, step) if missing else ()
+        return (free + [slots.evict(e) for e in victims])[: len(experts)]
+
+    def _settle_running(self, at: At, loads: dict[int, int], running: Running) -> InFlight | None:
+        copy, needed = running.copy, _needed(running.copy, at, loads)
+        if self.settings.in_flight == "abort" or not (needed or running.left < 0.5):
+            self.device.abandon(at, running)
+            self._book(copy, None)
+            self.slots[copy.layer].abandon(copy.expert)
+            self._count(at, used=False, abandoned=True)
+            return None
+        self._book(copy, self.device.keep(at, running))
+        awaited = needed and self.policy.waits_in_flight
+        self._count(at, used=awaited)
+        return InFlight(copy.expert, running.left) if awaited else None
+
+    def _count(self, at: At, used: bool, abandoned: bool = False) -> None:
+        totals = self.totals[at.phase]
+        totals.speculative += 1
+        totals.used += used
+        totals.abandoned += abandoned
+        totals.bytes += self.bytes_per_expert
+
+    def _book(self, copy: SpeculativeCopy, event: Event | None) -> None:
+        """A speculative copy was begun: whatever its slot held is gone."""
+        slots = self.slots[copy.layer]
+        held = slots[copy.slot].expert
+        if held is not None:
+            slots.evict(held)
+        slots.begin(copy.expert, copy.slot, event)
+
+    def _restart(self) -> None:
+        """Fills the pool with the policy's initial residents; at the start, and after an interrupted layer."""
+        self.device.stop_speculation(At(max(self._step, 0), 0, "prefill"))
+        self.open_layer, self._layer = None, self.shape.layers
+        self.observer.forget()
+        self.slots = [Slots(layer, self.capacity) for layer in range(self.shape.layers)]
+        for layer, slots in enumerate(self.slots):
+            for slot, expert in enumerate(self.policy.initial(layer)):
+                self.device.load_initial(layer, expert, slot)
+                slots.begin(expert, slot, None)
+                slots.land(expert)
+
+
+def _needed(copy: SpeculativeCopy, at: At, loads: dict[int, int]) -> bool:
+    return copy.layer == at.layer and copy.expert in loads

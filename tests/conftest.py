@@ -1,0 +1,47 @@
+"""Settings of the whole suite: seeds, the Triton interpreter where there is no GPU, and checks after each test."""
+
+import os
+import threading
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    """What a test starts it also stops: no Python thread outlives it."""
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and not t.daemon]
+    assert not left, f"threads still running: {left}"
+
+
+def pytest_collection_modifyitems(items):
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """`trained(dtype) -> (model, tokenizer)`: the shipped model, one a session and dtype. Leave it as it was."""
+    from apexk.demo import model
+
+    loaded = {}
+
+    def get(dtype=torch.float32):
+        if dtype not in loaded:
+            loaded[dtype] = model.load(dtype)
+        return loaded[dtype]
+
+    return get

@@ -1,0 +1,116 @@
+"""Imports point one way: each room imports only what the design allows, seen from the syntax trees."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STDLIB = set(sys.stdlib_module_names)
+
+#: room (path prefix) -> what it may import beside the standard library and itself; the longest matching prefix counts
+ALLOWED = {
+    "apexk/": set(),
+    "apexk/config.py": {"apexk.policy", "apexk.hardware"},
+    "apexk/nvtx.py": {"nvtx"},
+    "apexk/hardware/": set(),
+    "apexk/policy/": set(),
+    "apexk/timeline/": set(),
+    "apexk/kernels/": set(),
+    "kernels/triton/": {"torch", "triton"},
+    "kernels/cpu/": {"torch", "numpy"},
+    "kernels/aot/": {"triton", "apexk.kernels.triton"},
+    "kernels/bench/": {"torch", "numpy", "apexk.kernels", "apexk.timeline"},
+    "apexk/store/": {"torch", "apexk.kernels"},
+    "apexk/device/": {"torch", "apexk.kernels", "apexk.store", "apexk.timeline", "apexk.nvtx", "apexk.hardware"},
+    "apexk/engine/": {"torch", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.nvtx"},
+    "apexk/hf/": {"torch", "transformers", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
+                  "apexk.hardware", "apexk.nvtx"},
+    "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.policy"},
+    "apexk/testing/": {"torch", "transformers", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
+    "apexk/paper/": {"apexk.engine", "apexk.policy"},
+    "apexk/cli/": {"apexk"},
+    "profiling/": {"numpy", "apexk.timeline", "apexk.profiling"},
+    "profiling/plot.py": {"numpy", "matplotlib", "apexk.timeline", "apexk.profiling"},
+    "profiling/gpu_suite/": {"torch", "triton", "apexk"},
+}
+#: packages that one file alone may import
+ONLY_IN = {"nvtx": "apexk/nvtx.py", "cupy": "apexk/device/cuda_runtime.py"}
+
+
+def sources() -> list[Path]:
+    return sorted(p for room in ("apexk", "kernels", "profiling") for p in (ROOT / room).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    """(absolute module, line) of every import in a file, those inside functions included."""
+    found = []
+    package = list(path.relative_to(ROOT).with_suffix("").parts)
+    package = (["apexk", *package] if package[0] in ("kernels", "profiling") else package)[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            # `from apexk import hardware` names the module apexk.hardware
+            found += [(f"{module}.{a.name}", node.lineno) for a in node.names] if module == "apexk" else [(module, node.lineno)]
+    return found
+
+
+def home(path: Path) -> str:
+    """The room's own dotted prefix."""
+    parts = path.relative_to(ROOT).parts
+    if parts[0] in ("kernels", "profiling"):
+        return ".".join(("apexk", *parts[: 2 if parts[0] == "kernels" else 1]))
+    return ".".join(parts[:2]) if len(parts) > 2 else "apexk"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    relative = str(path.relative_to(ROOT))
+    allowed = ALLOWED[max((prefix for prefix in ALLOWED if relative.startswith(prefix)), key=len)]
+    for module, line in imports(path):
+        top = module.split(".")[0]
+        if top in STDLIB or module in ("apexk", "apexk.__version__") or module == home(path) or module.startswith(home(path) + "."):
+            assert not (home(path) == "apexk" and module.startswith("apexk.") and top == "apexk") or _ok(module, allowed), f"{relative}:{line} imports {module}"
+            continue
+        assert _ok(module, allowed), f"{relative}:{line} imports {module}; its room may import {sorted(allowed) or 'the standard library'}"
+        assert ONLY_IN.get(top, relative) == relative, f"{relative}:{line}: only {ONLY_IN[top]} imports {top}"
+
+
+def _ok(module: str, allowed: set[str]) -> bool:
+    return any(module == a or module.startswith(a + ".") for a in allowed)
+
+
+def test_no_file_is_over_400_lines():
+    suffixes = {".py", ".cpp", ".h", ".cu"}
+    long = {}
+    for room in ("apexk", "kernels", "profiling", "tests"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in suffixes:
+                lines = len(path.read_text(encoding="utf-8").splitlines())
+                if lines > 400:
+                    long[str(path.relative_to(ROOT))] = lines
+    assert not long
+
+
+def test_import_is_light():
+    """`import apexk` needs no GPU and no Triton, loads no torch, and starts no thread."""
+    code = (
+        "import sys, threading\n"
+        "for name in ('triton', 'cupy'): sys.modules[name] = None\n"
+        "import apexk\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert threading.active_count() == 1\n"
+        "assert len(__import__('os').listdir('/proc/self/task')) == 1\n"
+        "apexk.swap; apexk.ApexConfig\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_kernels_folder_does_not_look_like_a_package():
+    """With an `__init__.py` transformers would take our folder for Hugging Face's `kernels` package."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
