@@ -1,0 +1,178 @@
+"""Grouped expert FFN on the CPU: `HostFFN` owns the threads, checks what it is given and calls the native library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from . import library as lib
+
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # apexk_dtype
+ACTIVATIONS = {"silu": 0}  # apexk_activation
+
+
+class Job:
+    """One submitted call. `wait()` returns once every row of `out` is written, and raises what went wrong."""
+
+    def __init__(self, handle: ctypes.c_void_p, arguments: tuple[torch.Tensor, ...]):
+        self._handle = handle
+        self._arguments = arguments  # the threads read and write these until the job is done
+        self._release = weakref.finalize(self, _finish, handle, arguments)
+
+    def done(self) -> bool:
+        return bool(lib.load().apexk_job_done(self._handle))
+
+    def wait(self) -> None:
+        _raise_for(lib.load().apexk_job_wait(self._handle))
+
+
+def _finish(handle: ctypes.c_void_p, arguments: tuple[torch.Tensor, ...]) -> None:
+    """A job that nobody holds any more is waited for, since its buffers must outlive it."""
+    library = lib.load()
+    library.apexk_job_wait(handle)
+    library.apexk_job_release(handle)
+
+
+class HostFFN:
+    """Threads that compute expert FFNs from expert blocks in host memory.
+
+    `threads`: default the processors that this process may use. `isa`: default `APEXK_CPU_ISA`, else the best one that
+    the machine runs. Results do not depend on `threads` nor on the other tokens of a call; they do depend on `isa`.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str | None = None):
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        name = isa if isa is not None else os.environ.get("APEXK_CPU_ISA", "")
+        pool = ctypes.c_void_p()
+        status = lib.load().apexk_pool_create(threads or 0, name.encode(), ctypes.byref(pool))
+        if status in (lib.UNKNOWN_ISA, lib.UNAVAILABLE_ISA):
+            known = ", ".join(f"{n}{'' if runs else ' (not on this machine)'}" for n, runs in lib.isa_names().items())
+            raise ValueError(f"CPU instruction set {name!r}: {lib.status_text(status)}; there are: {known}")
+        _raise_for(status)
+        self._pool = pool
+        self.isa: str = lib.load().apexk_pool_isa(pool).decode()
+        self.threads: int = lib.load().apexk_pool_threads(pool)
+        self._close = weakref.finalize(self, lib.load().apexk_pool_destroy, pool)
+
+    def close(self) -> None:
+        """Finishes what was submitted and ends the threads. May be called again."""
+        self._close()
+
+    def __enter__(self) -> HostFFN:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def run(
+        self,
+        x: torch.Tensor,  # [T, H] bf16 | fp16 | fp32, rows contiguous
+        blocks: torch.Tensor,  # [E] int64 addresses of expert blocks of x's dtype, 0 = not on this host
+        topk_ids: torch.Tensor,  # [T, topk] int64 | int32
+        topk_weights: torch.Tensor,  # [T, topk] float32
+        experts: Sequence[int],
+        out: torch.Tensor,  # [T*topk, H] float32
+        *,
+        intermediate: int,
+        activation: str = "silu",
+    ) -> None:
+        """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for each pair whose id is in `experts`.
+
+        A block holds w13 [2I, H] (gate rows, then up rows), then w2 [H, I]. Other rows of `out` are not touched. Raises
+        ValueError or TypeError, with `out` as it was, when something does not fit.
+        """
+        call, _keep = self._call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation)
+        _raise_for(lib.load().apexk_ffn_run(self._pool, call))
+
+    def submit(
+        self,
+        x: torch.Tensor,
+        blocks: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Sequence[int],
+        out: torch.Tensor,
+        *,
+        intermediate: int,
+        activation: str = "silu",
+    ) -> Job:
+        """As `run`, but returns when the call is checked and queued."""
+        call, keep = self._call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation)
+        handle = ctypes.c_void_p()
+        _raise_for(lib.load().apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
+        return Job(handle, keep)
+
+    def _call(self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation):
+        """The native description of a call, and what must stay alive while it runs."""
+        if not self._close.alive:
+            raise ValueError("this HostFFN is closed")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+        if intermediate < 1:
+            raise ValueError(f"intermediate must be at least 1, got {intermediate}")
+        _check("x", x, 2, tuple(DTYPES))
+        tokens, hidden = x.shape
+        _check("blocks", blocks, 1, (torch.int64,), contiguous=True)
+        _check("topk_ids", topk_ids, 2, (torch.int64, torch.int32), contiguous=True)
+        topk = topk_ids.shape[1]
+        _check("topk_ids", topk_ids, 2, shape=(tokens, topk))
+        _check("topk_weights", topk_weights, 2, (torch.float32,), shape=(tokens, topk), contiguous=True)
+        _check("out", out, 2, (torch.float32,), shape=(tokens * topk, hidden), contiguous=True)
+        if hidden < 1 or topk < 1:
+            raise ValueError(f"x must have columns and topk_ids too, got shapes {tuple(x.shape)}, {tuple(topk_ids.shape)}")
+        if x.stride(1) != 1 and hidden > 1 or tokens > 1 and x.stride(0) < hidden:
+            raise ValueError(f"x must have contiguous rows that do not overlap, got strides {x.stride()}")
+
+        strangers = [e for e in experts if not 0 <= e < blocks.shape[0]]
+        if strangers:
+            raise ValueError(f"experts must be in [0, {blocks.shape[0]}), got {strangers}")
+        wanted = (ctypes.c_int32 * len(experts))(*experts)
+        call = lib.FFNCall(
+            x=x.data_ptr(),
+            blocks=blocks.data_ptr(),
+            topk_ids=topk_ids.data_ptr(),
+            topk_weights=topk_weights.data_ptr(),
+            experts=ctypes.addressof(wanted),
+            out=out.data_ptr(),
+            tokens=tokens,
+            x_stride=max(x.stride(0), hidden),
+            hidden=hidden,
+            intermediate=intermediate,
+            topk=topk,
+            num_experts=blocks.shape[0],
+            expert_count=len(wanted),
+            id_bytes=topk_ids.element_size(),
+            dtype=DTYPES[x.dtype],
+            activation=ACTIVATIONS[activation],
+        )
+        return call, (x, topk_weights, out, blocks, wanted)
+
+
+def _check(name: str, tensor: torch.Tensor, rank: int, dtypes=None, *, shape=None, contiguous=False) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
+    if dtypes and tensor.dtype not in dtypes:
+        raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+    if tensor.dim() != rank:
+        raise ValueError(f"{name} must have {rank} dimensions, got shape {tuple(tensor.shape)}")
+    if shape is not None and tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+
+
+def _raise_for(status: int) -> None:
+    if status == lib.OK:
+        return
+    if status == lib.NO_MEMORY:
+        raise MemoryError(lib.status_text(status))
+    if status == lib.NO_THREAD:
+        raise RuntimeError(lib.status_text(status))
+    raise ValueError(lib.status_text(status))

@@ -1,0 +1,77 @@
+/* C interface of the CPU grouped expert FFN.
+ *
+ *   out[p] = weight[p] * W2_e ( act(W1_e x_t) * (W3_e x_t) ),   p = t*topk + k,  e = topk_ids[p]
+ *
+ * for every pair p whose expert is in `experts`; other rows of `out` are not touched. An expert is one block of memory:
+ * w13 [2I, H] (gate rows, then up rows), then w2 [H, I], row-major, in the dtype of x.
+ *
+ * Every function returns a status; nothing has been written to `out` when it is not APEXK_OK. Nothing here throws. */
+#ifndef APEXK_CPU_H
+#define APEXK_CPU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum apexk_status {
+  APEXK_OK = 0,
+  APEXK_BAD_ARGUMENT = 1,    /* a null pointer, a size below its minimum, an unknown enum value */
+  APEXK_BAD_EXPERT_ID = 2,   /* an id in topk_ids or experts lies outside [0, num_experts), or is asked for twice */
+  APEXK_NO_BLOCK = 3,        /* an expert in `experts` has address 0: its weights are not on this host */
+  APEXK_MISALIGNED = 4,      /* a pointer is not a multiple of its element's size */
+  APEXK_UNKNOWN_ISA = 5,     /* no implementation has this name */
+  APEXK_UNAVAILABLE_ISA = 6, /* built, but this machine or its kernel does not offer it */
+  APEXK_NO_MEMORY = 7,
+  APEXK_NO_THREAD = 8,       /* the system refused to start a thread */
+} apexk_status;
+
+typedef enum apexk_dtype { APEXK_BF16 = 0, APEXK_FP16 = 1, APEXK_FP32 = 2 } apexk_dtype;
+
+typedef enum apexk_activation { APEXK_SILU = 0 } apexk_activation;
+
+typedef struct apexk_ffn_call {
+  const void *x;             /* [tokens, hidden] of dtype, rows x_stride elements apart */
+  const uint64_t *blocks;    /* [num_experts] addresses of expert blocks, 0 = not here */
+  const void *topk_ids;      /* [tokens, topk] int64 or int32 */
+  const float *topk_weights; /* [tokens, topk] */
+  const int32_t *experts;    /* [expert_count] ids to compute, each once */
+  float *out;                /* [tokens*topk, hidden] */
+  int64_t tokens, x_stride;
+  int32_t hidden, intermediate, topk, num_experts, expert_count;
+  int32_t id_bytes;          /* 4 or 8: the width of topk_ids */
+  int32_t dtype, activation; /* apexk_dtype, apexk_activation */
+} apexk_ffn_call;
+
+typedef struct apexk_pool apexk_pool; /* threads and scratch memory; one owner */
+typedef struct apexk_job apexk_job;   /* one submitted call */
+typedef void (*apexk_done_fn)(void *user, apexk_status status);
+
+/* Starts `threads` threads (0: the default). `isa` NULL or empty: the best that this machine runs. */
+apexk_status apexk_pool_create(int32_t threads, const char *isa, apexk_pool **pool);
+/* Finishes what is queued, then ends the threads. */
+void apexk_pool_destroy(apexk_pool *pool);
+int32_t apexk_pool_threads(const apexk_pool *pool);
+const char *apexk_pool_isa(const apexk_pool *pool);
+
+/* Computes and returns; the calling thread works too, as one of the pool's `threads`. */
+apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *call);
+/* Checks, queues and returns. Buffers must outlive the job; the call struct, `blocks`, `experts` and `topk_ids` need
+ * not. `done` may be null; otherwise the thread that finishes the last row calls it, once. */
+apexk_status apexk_ffn_submit(apexk_pool *pool, const apexk_ffn_call *call, apexk_done_fn done, void *user,
+                              apexk_job **job);
+int32_t apexk_job_done(const apexk_job *job);    /* 1 once every row is written */
+apexk_status apexk_job_wait(apexk_job *job);     /* helps where a place is free, then sleeps until done */
+void apexk_job_release(apexk_job *job);          /* gives the handle back; the work itself goes on */
+
+int32_t apexk_default_threads(void);             /* min(affinity mask, cgroup quota) */
+int32_t apexk_isa_count(void);
+const char *apexk_isa_name(int32_t index);       /* best first */
+int32_t apexk_isa_available(int32_t index);
+const char *apexk_status_text(apexk_status status);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

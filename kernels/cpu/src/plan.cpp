@@ -1,0 +1,117 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace apexk {
+namespace {
+
+constexpr int64_t kTaskBytes = 256 << 10;  // weights of a task: tens of microseconds when they come from memory
+
+int64_t element_bytes(const apexk_ffn_call &call) { return call.dtype == APEXK_FP32 ? 4 : 2; }
+
+bool aligned(const void *pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+
+int64_t id_at(const apexk_ffn_call &call, int64_t pair) {
+  return call.id_bytes == 8 ? static_cast<const int64_t *>(call.topk_ids)[pair]
+                            : static_cast<const int32_t *>(call.topk_ids)[pair];
+}
+
+int up_to_multiple(int64_t value, int unit) { return static_cast<int>((value + unit - 1) / unit) * unit; }
+
+// Rows of a task whose rows hold `row_bytes` of weights each.
+int rows_per_task(int rows, int64_t row_bytes, int64_t units, int threads) {
+  const int by_size = up_to_multiple(std::max<int64_t>(1, kTaskBytes / row_bytes), kRowAlign);
+  // Few units on many threads: smaller tasks, so that each thread has some.
+  const int by_share = up_to_multiple(rows * units / (4 * threads) + 1, kRowAlign);
+  return std::min(by_size, by_share);
+}
+
+void append(std::vector<Task> &tasks, Step step, int unit, int rows, int rows_each) {
+  for (int row = 0; row < rows; row += rows_each) tasks.push_back({unit, row, std::min(rows_each, rows - row), step});
+}
+
+void order_tasks(const apexk_ffn_call &call, int threads, Plan &plan) {
+  const int units = static_cast<int>(plan.units.size());
+  const int64_t bytes = element_bytes(call);
+  const int gate_rows = rows_per_task(call.intermediate, 2 * call.hidden * bytes, units, threads);
+  const int down_rows = rows_per_task(call.hidden, call.intermediate * bytes, units, threads);
+  plan.gate_up_tasks = (call.intermediate + gate_rows - 1) / gate_rows;
+  plan.down_tasks = (call.hidden + down_rows - 1) / down_rows;
+
+  // A step may stand after the one it needs once every thread has had a task in between.
+  const int lag = 1 + threads / std::min(plan.gate_up_tasks, plan.down_tasks);
+  plan.ring = std::min(3 * lag + 1, units);
+  for (int turn = -lag; turn < units + lag; turn++) {
+    const auto in_range = [&](int unit) { return 0 <= unit && unit < units; };
+    if (in_range(turn + lag)) plan.tasks.push_back({turn + lag, 0, 0, Step::pack});
+    if (in_range(turn)) append(plan.tasks, Step::gate_up, turn, call.intermediate, gate_rows);
+    if (in_range(turn - lag)) append(plan.tasks, Step::down, turn - lag, call.hidden, down_rows);
+  }
+}
+
+}  // namespace
+
+apexk_status check_call(const apexk_ffn_call &call) {
+  if (call.tokens < 0 || call.hidden < 1 || call.intermediate < 1 || call.topk < 1 || call.num_experts < 0 ||
+      call.expert_count < 0 || call.x_stride < call.hidden || (call.id_bytes != 4 && call.id_bytes != 8) ||
+      call.dtype < APEXK_BF16 || call.dtype > APEXK_FP32 || call.activation != APEXK_SILU) {
+    return APEXK_BAD_ARGUMENT;
+  }
+  if (call.tokens > INT32_MAX / call.topk) return APEXK_BAD_ARGUMENT;
+  if (call.expert_count > 0 && (!call.experts || !call.blocks)) return APEXK_BAD_ARGUMENT;
+  if (call.tokens > 0 && (!call.x || !call.topk_ids || !call.topk_weights || !call.out)) return APEXK_BAD_ARGUMENT;
+  if (!aligned(call.x, element_bytes(call)) || !aligned(call.topk_ids, call.id_bytes) ||
+      !aligned(call.topk_weights, sizeof(float)) || !aligned(call.out, sizeof(float))) {
+    return APEXK_MISALIGNED;
+  }
+  return APEXK_OK;
+}
+
+apexk_status make_plan(const apexk_ffn_call &call, int threads, Plan *plan) {
+  // `loads[e]`: pairs of expert e, or -1 where e is not asked for.
+  std::vector<int64_t> loads(call.num_experts, -1);
+  for (int i = 0; i < call.expert_count; i++) {
+    const int32_t expert = call.experts[i];
+    if (expert < 0 || expert >= call.num_experts || loads[expert] == 0) return APEXK_BAD_EXPERT_ID;
+    if (call.blocks[expert] == 0) return APEXK_NO_BLOCK;
+    if (!aligned(reinterpret_cast<const void *>(call.blocks[expert]), element_bytes(call))) return APEXK_MISALIGNED;
+    loads[expert] = 0;
+  }
+  const int64_t pairs = call.tokens * call.topk;
+  for (int64_t pair = 0; pair < pairs; pair++) {
+    const int64_t expert = id_at(call, pair);
+    if (expert < 0 || expert >= call.num_experts) return APEXK_BAD_EXPERT_ID;
+    if (loads[expert] >= 0) loads[expert]++;
+  }
+
+  std::vector<int32_t> order;
+  for (int i = 0; i < call.expert_count; i++) {
+    if (loads[call.experts[i]] > 0) order.push_back(call.experts[i]);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return loads[a] > loads[b]; });
+
+  std::vector<int64_t> next(call.num_experts, -1);  // where the expert's next pair goes
+  int64_t total = 0;
+  for (const int32_t expert : order) {
+    next[expert] = total;
+    total += loads[expert];
+  }
+  plan->pairs.resize(total);
+  for (int64_t pair = 0; pair < pairs; pair++) {
+    int64_t &place = next[id_at(call, pair)];
+    if (place >= 0) plan->pairs[place++] = static_cast<int32_t>(pair);
+  }
+
+  for (const int32_t expert : order) {
+    const int32_t *first = plan->pairs.data() + next[expert] - loads[expert];
+    for (int64_t done = 0; done < loads[expert]; done += kUnitTokens) {
+      const int tokens = static_cast<int>(std::min<int64_t>(kUnitTokens, loads[expert] - done));
+      plan->units.push_back({reinterpret_cast<const void *>(call.blocks[expert]), first + done, tokens, nullptr, nullptr});
+      plan->largest_unit = std::max(plan->largest_unit, tokens);
+    }
+  }
+  if (!plan->units.empty()) order_tasks(call, threads, *plan);
+  return APEXK_OK;
+}
+
+}  // namespace apexk

@@ -1,0 +1,42 @@
+// Threads with one owner, and the queue of jobs that they serve in order.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "job.h"
+
+namespace apexk {
+
+int default_threads();  // min(affinity mask, cgroup v1 and v2 quota), at least 1
+
+class Pool {
+ public:
+  Pool(const Isa &isa, int threads);  // throws std::system_error when a thread cannot start
+  ~Pool();                            // after the queued jobs are done
+
+  // Checks and plans the call, then queues it. `helped`: the caller will wait at once, and so takes a thread's place.
+  apexk_status submit(const apexk_ffn_call &call, bool helped, apexk_done_fn done, void *user,
+                      std::shared_ptr<Job> *job);
+
+  const Isa &isa() const { return isa_; }
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+ private:
+  void serve();
+  void stop();
+  std::shared_ptr<Job> find_work(int *place);
+
+  const Isa &isa_;
+  std::shared_ptr<Arenas> arenas_ = std::make_shared<Arenas>();
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Job>> queue_;
+  std::atomic<bool> stopping_{false};
+  alignas(64) std::atomic<int> news_{0};  // counts submissions; idle threads wait for it to change
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace apexk

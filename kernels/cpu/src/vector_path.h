@@ -1,0 +1,198 @@
+// Products of plain weight rows with a group of tokens, for any vector width.
+//
+// Lanes run along k. A chunk is what one vector of 16-bit weights holds; widening it gives `kParts` vectors of products'
+// operands (fp32: the even elements, then the odd ones; native bf16 products: the chunk itself). Activations are packed
+// in the same order, group by group of kTokens tokens: [chunk][token][part][lane], zero beyond k. So a group's operands
+// are one forward stream, and tokens never compete for the same cache sets as rows at a power-of-two distance do.
+//
+// Every output is one accumulator vector, fed chunk by chunk and part by part, then added across lanes by one fixed
+// tree. All tile shapes share that order, which is why the shape may follow the number of tokens.
+//
+// A vector set V has: Acc, X, Raw, kLanes, kParts, kChunk (= kLanes * kParts), kTokens (largest group), rows_for(M),
+// zero, load, load_tail, part, load_x, fma, keep, sum4, pack_bf16. Unnamed namespace: see numeric.h.
+#pragma once
+#include "ffn_steps.h"
+
+namespace {
+
+#define APEXK_INLINE inline __attribute__((always_inline))
+
+// Where a tile's weights come from: `part(r, c, p)` is part p of chunk c of row r.
+template <class V>
+struct Bf16Rows {
+  const bf16 *w;
+  int64_t stride;
+  APEXK_INLINE auto part(int r, int c, int p) const { return V::part(V::load(w + r * stride + c * V::kChunk), p); }
+};
+
+template <class V>
+struct Bf16Tail {
+  const bf16 *w;
+  int64_t stride;
+  int n;  // elements left in each row
+  APEXK_INLINE auto part(int r, int, int p) const { return V::part(V::load_tail(w + r * stride, n), p); }
+};
+
+// Rows widened beforehand into the packed order, padded with zeros.
+template <class V>
+struct WideRows {
+  const typename V::X *w;
+  int64_t stride;
+  APEXK_INLINE auto part(int r, int c, int p) const {
+    return V::load_x(w + r * stride + c * V::kChunk + p * V::kLanes);
+  }
+};
+
+template <class V, int R, int M, class Rows>
+APEXK_INLINE void accumulate(typename V::Acc (&acc)[R][M], const Rows &rows, const typename V::X *x, int c) {
+#pragma GCC unroll 2
+  for (int p = 0; p < V::kParts; p++) {
+    decltype(rows.part(0, 0, 0)) w[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) w[r] = rows.part(r, c, p);
+#pragma GCC unroll 16
+    for (int j = 0; j < M; j++) {
+      auto v = V::load_x(x + (c * M + j) * V::kChunk + p * V::kLanes);
+      if (R > 1) V::keep(v);  // one load for R products; without it the compiler loads v again for each
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) acc[r][j] = V::fma(w[r], v, acc[r][j]);
+    }
+  }
+}
+
+template <class V, int R, int M>
+APEXK_INLINE void store_sums(const typename V::Acc (&acc)[R][M], float *tile) {
+  constexpr int kCount = R * M;
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; i += 4) {
+    const auto at = [&](int n) { return acc[(i + n) % kCount % R][(i + n) % kCount / R]; };
+    float sums[4];
+    V::sum4(at(0), at(1), at(2), at(3), sums);
+    for (int n = 0; n < 4 && i + n < kCount; n++) tile[(i + n) / R * kTile + (i + n) % R] = sums[n];
+  }
+}
+
+// bf16 weights, widened in registers. Blocks of k keep a group's operands in the first-level cache while the rows pass
+// by; the sums wait in `carry` from one block to the next.
+template <class V, int R, int M, bool kPrefetch>
+void tile_of_rows(const bf16 *w, int64_t stride, int rows, int k, const typename V::X *x, float *tile,
+                  typename V::Acc *carry) {
+  constexpr int kBlock = 24576 / (M * V::kChunk * static_cast<int>(sizeof(typename V::X)));  // chunks
+  const int chunks = k / V::kChunk, tail = k % V::kChunk;
+  for (int first = 0; first == 0 || first < chunks; first += kBlock) {
+    const int end = least(first + kBlock, chunks);
+    for (int r = 0; r < rows; r += R) {
+      typename V::Acc acc[R][M], *saved = carry + r * M;
+#pragma GCC unroll 32
+      for (int i = 0; i < R * M; i++) acc[i % R][i / R] = first == 0 ? V::zero() : saved[i];
+      const Bf16Rows<V> now{w + r * stride, stride};
+      for (int c = first; c < end; c++) {
+        if (kPrefetch) {
+#pragma GCC unroll 8
+          for (int i = 0; i < R; i++) __builtin_prefetch(now.w + (R + i) * stride + c * V::kChunk);
+        }
+        accumulate<V>(acc, now, x, c);
+      }
+      if (end < chunks) {
+#pragma GCC unroll 32
+        for (int i = 0; i < R * M; i++) saved[i] = acc[i % R][i / R];
+        continue;
+      }
+      if (tail) {
+        accumulate<V>(acc, Bf16Tail<V>{now.w + chunks * V::kChunk, stride, tail}, x + chunks * M * V::kChunk, 0);
+      }
+      store_sums<V>(acc, tile + r);
+    }
+  }
+}
+
+template <class V, int R, int M>
+void tile_of_wide(const typename V::X *w, int64_t stride, int chunks, const typename V::X *x, float *tile) {
+  typename V::Acc acc[R][M];
+  for (int i = 0; i < R * M; i++) acc[i % R][i / R] = V::zero();
+  for (int c = 0; c < chunks; c++) accumulate<V>(acc, WideRows<V>{w, stride}, x, c);
+  store_sums<V>(acc, tile);
+}
+
+template <class V, class E>
+struct VectorPath {
+  using Elem = E;
+  using X = typename V::X;
+  static constexpr bool kIsBf16 = __is_same(E, bf16);
+  static constexpr int kWideRows = 4;  // a multiple of every rows_for(M)
+
+  static int padded(int k) { return (k + V::kChunk - 1) / V::kChunk * V::kChunk; }
+
+  static size_t packed_bytes(int tokens, int k) { return static_cast<size_t>(tokens) * padded(k) * sizeof(X); }
+
+  static size_t scratch_bytes(int k) {
+    return sizeof(typename V::Acc) * kTile * V::kTokens + sizeof(X) * kWideRows * padded(k);
+  }
+
+  static void pack_chunk(const E *values, int n, X *packed) {
+    if constexpr (kIsBf16) {
+      V::pack_bf16(values, n, packed);
+    } else {
+      for (int i = 0; i < V::kChunk; i++) packed[i % 2 * V::kLanes + i / 2] = i < n ? to_float(values[i]) : 0.0f;
+    }
+  }
+
+  static void pack_row(const E *values, int n, X *packed, int64_t step) {
+    for (; n > 0; n -= V::kChunk, values += V::kChunk, packed += step) pack_chunk(values, least(n, V::kChunk), packed);
+  }
+
+  static void put(void *packed, int tokens, int k, int token, int at, const E *values, int n) {
+    const int first = token / V::kTokens * V::kTokens, group = least(V::kTokens, tokens - first);
+    X *row = static_cast<X *>(packed) + static_cast<int64_t>(first) * padded(k) + (token - first) * V::kChunk;
+    pack_row(values, n, row + static_cast<int64_t>(at) * group, static_cast<int64_t>(group) * V::kChunk);
+  }
+
+  // Calls job.template operator()<M>() with M = m.
+  template <int M, class Job>
+  static void with_size(int m, const Job &job) {
+    if constexpr (M > 1) {
+      if (m < M) return with_size<M - 1>(m, job);
+    }
+    job.template operator()<M>();
+  }
+
+  static void products(const E *w, int64_t stride, int rows, int k, const void *packed, int tokens, float *tile,
+                       void *scratch) {
+    const X *x = static_cast<const X *>(packed);
+    if constexpr (kIsBf16) {
+      for (int first = 0; first < tokens; first += V::kTokens) {
+        with_size<V::kTokens>(least(V::kTokens, tokens - first), [&]<int M>() {
+          constexpr int R = V::rows_for(M);
+          const int whole = rows / R * R;
+          auto *carry = static_cast<typename V::Acc *>(scratch);
+          const X *group = x + static_cast<int64_t>(first) * padded(k);
+          float *sums = tile + first * kTile;
+          const auto form = first == 0 ? tile_of_rows<V, R, M, true> : tile_of_rows<V, R, M, false>;
+          form(w, stride, whole, k, group, sums, carry);
+          tile_of_rows<V, 1, M, false>(w + whole * stride, stride, rows - whole, k, group, sums + whole, carry);
+        });
+      }
+    } else {
+      X *wide = static_cast<X *>(scratch);
+      for (int r = 0; r < rows; r += kWideRows) {
+        const int count = least(kWideRows, rows - r);
+        for (int i = 0; i < count; i++) pack_row(w + (r + i) * stride, k, wide + i * padded(k), V::kChunk);
+        for (int first = 0; first < tokens; first += V::kTokens) {
+          with_size<V::kTokens>(least(V::kTokens, tokens - first), [&]<int M>() {
+            constexpr int R = V::rows_for(M);
+            const X *group = x + static_cast<int64_t>(first) * padded(k);
+            float *sums = tile + first * kTile + r;
+            const int chunks = padded(k) / V::kChunk;
+            int i = 0;
+            for (; i + R <= count; i += R) {
+              tile_of_wide<V, R, M>(wide + i * padded(k), padded(k), chunks, group, sums + i);
+            }
+            for (; i < count; i++) tile_of_wide<V, 1, M>(wide + i * padded(k), padded(k), chunks, group, sums + i);
+          });
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
