@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from apexk.timeline.schema import KINDS
-
 try:
     import nvtx
 except ImportError:
@@ -25,6 +23,7 @@ except ImportError:
 
 DOMAIN = "apexk"
 LAYER = "layer"
+# Every timeline kind, and the layer as a whole.
 COLORS = {
     "route": "gray", "predict": "purple", "plan": "gray", "copy.exact": "orange", "copy.spec": "yellow",
     "gpu.resident": "blue", "gpu.arrived": "cyan", "host.rows": "lightgreen", "host.ffn": "green", "shared": "lightblue",
@@ -40,7 +39,7 @@ class Ranges:
     def __init__(self, layers: int, enabled: bool = True):
         self._ranges: dict[str, list[_Range]] = {}
         domain = nvtx.get_domain(DOMAIN) if nvtx is not None and enabled else None
-        for kind in (LAYER, *KINDS):
+        for kind in COLORS:
             self._ranges[kind] = made = []
             for layer in range(layers):
                 message = f"L{layer:02d}" if kind == LAYER else f"L{layer:02d}/{kind}"

@@ -1,0 +1,139 @@
+"""Two hand-made layers whose every column is known, the report over them, and the picture."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apexk.timeline import Timeline, read
+from profiling.layers import layer_lines
+from profiling.plot import layer_timeline
+from profiling.report import layer_table, main, phase_totals, text
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = {"versions": {}, "model": {"name": "toy"}, "config": {"policy": "apex", "pool": 4}, "hardware": "toy-machine", "device": "virtual"}
+MS = 1_000_000
+CHOICE = {"gpu_resident": [0, 1], "exact_fetch": [2, 3], "cpu": [4, 5, 6]}
+
+
+def op(layer, kind, lane, start, end, *, step=0, experts=(), tokens=0, bytes=0, **more):
+    """A row; times in units of 0.1 ms."""
+    return dict(step=step, layer=layer, phase="decode", kind=kind, lane=lane, start_ns=start * MS // 10, end_ns=end * MS // 10,
+                experts=list(experts), tokens=tokens, bytes=bytes, reads=[], writes=[], modelled=True, **more)  # fmt: skip
+
+
+def layer_rows(layer, at, step=0, spec=()):
+    """Layer 1 of the picture in `test_columns`, shifted to `at`; `spec` are the speculative copies into it."""
+    choice = {"policy": "apex", "inputs": {}, "estimates": [], "choice": CHOICE}
+    return [
+        op(layer, "attention", "gpu", at, at + 10, step=step),
+        op(layer, "route", "gpu", at + 10, at + 10, step=step, tokens=4),
+        *spec,
+        op(layer, "plan", "host", at + 10, at + 10, step=step, decision=choice),
+        op(layer, "host.rows", "cpu", at + 11, at + 12, step=step),
+        op(layer, "host.ffn", "cpu", at + 12, at + 30, step=step, experts=[4, 5, 6], tokens=5),
+        op(layer, "copy.exact", "h2d", at + 10, at + 18, step=step, experts=[2], bytes=100),
+        op(layer, "copy.exact", "h2d", at + 18, at + 26, step=step, experts=[3], bytes=100),
+        op(layer, "gpu.resident", "gpu", at + 10, at + 15, step=step, experts=[0, 1], tokens=6),
+        op(layer, "gpu.arrived", "gpu", at + 26, at + 33, step=step, experts=[2, 3], tokens=5),
+        op(layer, "unattributed", "gpu", at + 33, at + 35, step=step),
+        op(layer, "combine", "gpu", at + 35, at + 36, step=step),
+    ]
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Two layers in two steps. Layer 1 gets expert 1 in time and loses the copy of expert 9 at its routing event."""
+    path = tmp_path / "timeline.jsonl"
+    with Timeline(path) as timeline:
+        timeline.header(**FACTS)
+        for step in range(2):
+            at = 100 * step
+            spec = [
+                op(1, "copy.spec", "h2d", at + 26, at + 40, step=step, experts=[1], bytes=100),
+                op(1, "copy.spec", "h2d", at + 40, at + 46, step=step, experts=[9], bytes=43, abandoned=True),
+            ]
+            for row in layer_rows(0, at, step) + layer_rows(1, at + 36, step, spec):
+                timeline.add(**row)
+    return path
+
+
+def tenths(ns):
+    return ns * 10 / MS
+
+
+def test_columns(recording):
+    """In 0.1 ms after the layer's start: window 10..36, copies 10..26, kernels 10..15 and 26..33, host 12..30, rows 11..12."""
+    first, second = layer_lines(read(recording).rows)[:2]
+    assert (first.step, first.layer, first.phase, first.tokens) == (0, 0, "decode", 4)
+    times = {
+        "critical_ns": 26, "transfer_ns": 16, "exposed_exact_ns": 11, "exposed_wall_ns": 0, "gpu_compute_ns": 12,
+        "cpu_compute_ns": 18, "cpu_path_ns": 19, "gpu_path_ns": 23, "overlap_xc_ns": 14, "overlap_gc_ns": 7, "hidden_spec_ns": 0,
+        "stall_ns": 11, "unattributed_ns": 2, "paper_cpu_ns": 18, "paper_gpu_ns": 23, "start_ns": 0, "end_ns": 36,
+    }  # fmt: skip
+    # 15..26 is exposed to the GPU, and the CPU works through all of it from 12
+    assert {name: tenths(getattr(first, name)) for name in times} == times
+    assert first.transfer_gbps == pytest.approx(200 / (1.6 * MS))
+    assert (first.n_exact, first.n_spec, first.spec_used, first.n_cpu, first.n_resident, first.n_active) == (2, 0, 0, 3, 2, 7)
+    assert (first.load_cpu, first.load_gpu, first.last) == (5, 11, "gpu")
+    # speculation 26..46 hides behind layer 0's host and kernels up to 33 and its own attention from 36
+    assert tenths(second.hidden_spec_ns) == 7 + 10
+    assert (second.n_spec, second.spec_used, second.transfer_bytes) == (2, 1, 343)
+
+
+def test_layers_without_work(tmp_path):
+    rows = [op(0, "route", "gpu", 0, 1, tokens=1), op(0, "combine", "gpu", 1, 2), op(1, "route", "gpu", 2, 3)]
+    (line,) = layer_lines(rows)
+    assert (line.last, line.gpu_path_ns, line.transfer_gbps, line.n_resident) == (None, None, None, None)
+    assert tenths(line.critical_ns) == 1 and line.transfer_ns == 0
+
+
+def test_totals(recording):
+    totals = phase_totals(read(recording), "decode")
+    assert totals["steps"] == 2 and totals["layers"] == 2
+    assert totals["ms_per_step"] == pytest.approx(7.2)
+    assert totals["tokens_per_s"] == pytest.approx(4 / 7.2e-3)
+    assert (totals["paper_cpu_ms"], totals["paper_gpu_ms"], totals["paper_critical_ms"]) == pytest.approx((1.8, 2.3, 2.3))
+    assert totals["hit_rate"] == pytest.approx(2 / 7)
+    assert totals["spec_used_share"] == pytest.approx(0.5)
+    assert totals["gpu_busy"] == pytest.approx((10 + 5 + 7 + 1) / 36)
+    assert totals["channel_busy"] == pytest.approx((16 + 36) / 72)
+    assert phase_totals(read(recording), "decode", skip=1)["steps"] == 1
+    assert phase_totals(read(recording), "prefill") is None
+    assert [row["layer"] for row in layer_table(read(recording), "decode")] == [0, 1]
+
+
+def test_report(recording, tmp_path, capsys):
+    assert main([str(recording), "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert printed == text(read(recording))
+    assert "times modelled on toy-machine" in printed and "decode: 2 steps" in printed
+    numbers = json.loads((tmp_path / "out.json").read_text())
+    assert numbers["phases"]["decode"]["totals"]["steps"] == 2
+    assert main([str(tmp_path / "none.jsonl")]) == 1
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_picture(recording, tmp_path):
+    out = tmp_path / "layer.png"
+    layer_timeline(recording, out, steps=(0, 1), title="toy")
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and out.stat().st_size > 10_000
+    with pytest.raises(ValueError, match="no step 7; there are 0 to 1"):
+        layer_timeline(recording, out, steps=7)
+    with pytest.raises(ValueError, match="no layer 5; there are 0 to 1"):
+        layer_timeline(recording, out, layers=[5])
+
+
+def test_every_bar_has_a_style():
+    from apexk.timeline.schema import KINDS
+    from profiling.plot import STYLE
+
+    assert set(KINDS) - set(STYLE) == {"route", "plan", "predict"}  # no bar of their own on the lanes drawn
+
+
+def test_reports_need_neither_torch_nor_matplotlib():
+    code = "import sys, profiling.report; print({'torch', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
