@@ -22,6 +22,7 @@ COMMON_FLAGS = ["-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "
 PORTABLE = ["api", "cpuid", "dispatch", "ffn_scalar", "job", "plan", "pool", "threads"]
 X86 = {
     "ffn_avx2": ["-mavx2", "-mfma"],
+    "ffn_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
 }
 
 

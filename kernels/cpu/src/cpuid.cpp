@@ -31,12 +31,12 @@ uint32_t detect() {
   if (!__get_cpuid_count(7, 0, &leaves, &b7, &c7, &d7)) return 0;
 
   uint32_t found = 0;
-  if ((saved & kYmmState) == kYmmState && bit(b7, 5) && fma) found |= kAvx2Fma;
+  if ((saved & kYmmState) == kYmmState && bit(b7, 5) && fma) found |= kHasAvx2;
   const bool avx512 = bit(b7, 16) && bit(b7, 17) && bit(b7, 30) && bit(b7, 31);
-  if (found && (saved & kZmmState) == kZmmState && avx512) found |= kAvx512;
-  if ((found & kAvx512) && leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 5)) found |= kAvx512Bf16;
+  if (found && (saved & kZmmState) == kZmmState && avx512) found |= kHasAvx512;
+  if ((found & kHasAvx512) && leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 5)) found |= kHasAvx512Bf16;
   const bool tiles = bit(d7, 24) && bit(d7, 22) && (saved & kTileState) == kTileState;
-  if (tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) found |= kAmxBf16;
+  if (tiles && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) found |= kHasAmxBf16;
   return found;
 }
 #else

@@ -8,12 +8,14 @@ namespace apexk {
 
 extern const Kernels kScalarBf16, kScalarFp16, kScalarFp32;
 extern const Kernels kAvx2Bf16, kAvx2Fp16, kAvx2Fp32;
+extern const Kernels kAvx512Bf16, kAvx512Fp16, kAvx512Fp32;
 
 namespace {
 
 const Isa kTable[] = {
 #if defined(__x86_64__)
-    {"avx2", kAvx2Fma, {&kAvx2Bf16, &kAvx2Fp16, &kAvx2Fp32}},
+    {"avx512", kHasAvx512, {&kAvx512Bf16, &kAvx512Fp16, &kAvx512Fp32}},
+    {"avx2", kHasAvx2, {&kAvx2Bf16, &kAvx2Fp16, &kAvx2Fp32}},
 #endif
     {"scalar", 0, {&kScalarBf16, &kScalarFp16, &kScalarFp32}},
 };
