@@ -12,7 +12,7 @@ import torch
 from . import library as lib
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # apexk_dtype
-ACTIVATIONS = {"silu": 0}  # apexk_activation
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oss": 3}  # apexk_activation
 
 
 class Job:
@@ -80,13 +80,18 @@ class HostFFN:
         *,
         intermediate: int,
         activation: str = "silu",
+        biases: bool = False,
+        weight_on_input: bool = False,
     ) -> None:
         """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for each pair whose id is in `experts`.
 
-        A block holds w13 [2I, H] (gate rows, then up rows), then w2 [H, I]. Other rows of `out` are not touched. Raises
-        ValueError or TypeError, with `out` as it was, when something does not fit.
+        A block holds w13 [2I, H] (gate rows, then up rows), w2 [H, I] and, with `biases`, b13 [2I] and b2 [H]. With
+        `weight_on_input` the weight multiplies x_t instead, rounded to its dtype. Other rows of `out` are not touched.
+        Raises ValueError or TypeError, with `out` as it was, when something does not fit.
         """
-        call, _keep = self._call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation)
+        call, _keep = self._call(
+            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+        )
         _raise_for(lib.load().apexk_ffn_run(self._pool, call))
 
     def submit(
@@ -100,14 +105,20 @@ class HostFFN:
         *,
         intermediate: int,
         activation: str = "silu",
+        biases: bool = False,
+        weight_on_input: bool = False,
     ) -> Job:
         """As `run`, but returns when the call is checked and queued."""
-        call, keep = self._call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation)
+        call, keep = self._call(
+            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+        )
         handle = ctypes.c_void_p()
         _raise_for(lib.load().apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
         return Job(handle, keep)
 
-    def _call(self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation):
+    def _call(
+        self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+    ) -> tuple[lib.FFNCall, tuple]:
         """The native description of a call, and what must stay alive while it runs."""
         if not self._close.alive:
             raise ValueError("this HostFFN is closed")
@@ -149,6 +160,8 @@ class HostFFN:
             id_bytes=topk_ids.element_size(),
             dtype=DTYPES[x.dtype],
             activation=ACTIVATIONS[activation],
+            biases=biases,
+            weight_on_input=weight_on_input,
         )
         return call, (x, topk_weights, out, blocks, wanted)
 

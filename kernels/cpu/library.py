@@ -32,6 +32,8 @@ class FFNCall(ctypes.Structure):
         ("id_bytes", c_int32),
         ("dtype", c_int32),
         ("activation", c_int32),
+        ("biases", c_int32),
+        ("weight_on_input", c_int32),
     ]
 
 

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "silu": lambda gate, up: F.silu(gate) * up,
+    "gelu": lambda gate, up: F.gelu(gate) * up,
+    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "swiglu_oss": lambda gate, up: _swiglu_oss(gate.clamp(max=7.0), up.clamp(-7.0, 7.0)),
 }
+
+
+def _swiglu_oss(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1.0)
 
 
 def grouped_ffn_ref(
@@ -23,23 +30,32 @@ def grouped_ffn_ref(
     *,
     intermediate: int,
     activation: str = "silu",
+    biases: bool = False,
+    weight_on_input: bool = False,
     compute_dtype: torch.dtype = torch.float64,
 ) -> None:
     """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for every pair whose expert is in `experts`.
 
-    The activated rows are rounded to the weight dtype, as every kernel does (for float32: to float32).
+    A block holds w13 [2I, H] (gate rows, then up rows), w2 [H, I] and, with `biases`, b13 [2I] and b2 [H]. The activated
+    rows are rounded to the weight dtype, as every kernel does (for float32: to float32). `weight_on_input` multiplies
+    x_t instead of the result, rounded to its dtype.
     """
     hidden, topk = x.shape[1], topk_ids.shape[1]
+    sizes = [2 * intermediate * hidden, hidden * intermediate] + [2 * intermediate, hidden] * biases
     for expert in experts:
         pairs = (topk_ids.reshape(-1) == expert).nonzero().reshape(-1)
         if len(pairs) == 0:
             continue
-        block = tensor_at(int(blocks[expert]), 3 * intermediate * hidden, x.dtype).to(compute_dtype)
-        w13 = block[: 2 * intermediate * hidden].view(2 * intermediate, hidden)
-        w2 = block[2 * intermediate * hidden :].view(hidden, intermediate)
-        gate, up = (x[pairs // topk].to(compute_dtype) @ w13.T).chunk(2, dim=-1)
+        block = tensor_at(int(blocks[expert]), sum(sizes), x.dtype).to(compute_dtype)
+        w13, w2, *bias = block.split(sizes)
+        b13, b2 = bias or (0.0, 0.0)
+        weight = topk_weights.reshape(-1)[pairs, None].to(compute_dtype)
+        rows = x[pairs // topk].to(compute_dtype)
+        if weight_on_input:
+            rows, weight = (rows * weight).to(x.dtype).to(compute_dtype), 1.0
+        gate, up = (rows @ w13.view(2 * intermediate, hidden).T + b13).chunk(2, dim=-1)
         h = ACTIVATIONS[activation](gate, up).to(x.dtype).to(compute_dtype)
-        out[pairs] = (topk_weights.reshape(-1)[pairs, None].to(compute_dtype) * (h @ w2.T)).to(out.dtype)
+        out[pairs] = (weight * (h @ w2.view(hidden, intermediate).T + b2)).to(out.dtype)
 
 
 def tensor_at(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:

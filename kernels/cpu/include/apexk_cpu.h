@@ -3,7 +3,9 @@
  *   out[p] = weight[p] * W2_e ( act(W1_e x_t) * (W3_e x_t) ),   p = t*topk + k,  e = topk_ids[p]
  *
  * for every pair p whose expert is in `experts`; other rows of `out` are not touched. An expert is one block of memory:
- * w13 [2I, H] (gate rows, then up rows), then w2 [H, I], row-major, in the dtype of x.
+ * w13 [2I, H] (gate rows, then up rows), then w2 [H, I], row-major, then, with `biases`, b13 [2I] and b2 [H], all in the
+ * dtype of x. Sums are in fp32; the activated row is rounded to the dtype of x before W2. With `weight_on_input` the
+ * weight multiplies x_t instead, rounded to its dtype.
  *
  * Every function returns a status; nothing has been written to `out` when it is not APEXK_OK. Nothing here throws. */
 #ifndef APEXK_CPU_H
@@ -29,7 +31,12 @@ typedef enum apexk_status {
 
 typedef enum apexk_dtype { APEXK_BF16 = 0, APEXK_FP16 = 1, APEXK_FP32 = 2 } apexk_dtype;
 
-typedef enum apexk_activation { APEXK_SILU = 0 } apexk_activation;
+typedef enum apexk_activation {
+  APEXK_SILU = 0,
+  APEXK_GELU = 1,       /* by the error function */
+  APEXK_GELU_TANH = 2,
+  APEXK_SWIGLU_OSS = 3, /* gpt-oss: clamped at 7, sigmoid(1.702 gate), up + 1 */
+} apexk_activation;
 
 typedef struct apexk_ffn_call {
   const void *x;             /* [tokens, hidden] of dtype, rows x_stride elements apart */
@@ -42,6 +49,7 @@ typedef struct apexk_ffn_call {
   int32_t hidden, intermediate, topk, num_experts, expert_count;
   int32_t id_bytes;          /* 4 or 8: the width of topk_ids */
   int32_t dtype, activation; /* apexk_dtype, apexk_activation */
+  int32_t biases, weight_on_input; /* 0 or 1 */
 } apexk_ffn_call;
 
 typedef struct apexk_pool apexk_pool; /* threads and scratch memory; one owner */

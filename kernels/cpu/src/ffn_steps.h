@@ -11,8 +11,8 @@
 //                             tile[token * kTile + r] = dot(row r of w, token's row), r < rows <= kTile
 // Unnamed namespace: see numeric.h.
 #pragma once
+#include "activation.h"
 #include "kernels.h"
-#include "numeric.h"
 
 namespace {
 
@@ -24,6 +24,24 @@ inline int least(int a, int b) { return a < b ? a : b; }
 template <class Path>
 struct Steps {
   using Elem = typename Path::Elem;
+
+  struct Block {
+    const Elem *w13, *w2, *b13, *b2;  // the biases only where the call has them
+    Block(const apexk_ffn_call &call, const apexk::Unit &unit) {
+      const int64_t matrix = static_cast<int64_t>(call.intermediate) * call.hidden;
+      w13 = static_cast<const Elem *>(unit.block);
+      w2 = w13 + 2 * matrix;
+      b13 = w2 + matrix;
+      b2 = b13 + 2 * static_cast<int64_t>(call.intermediate);
+    }
+  };
+
+  static void add_bias(const Elem *bias, int rows, int tokens, float *tile) {
+    for (int i = 0; i < tokens; i++) {
+      for (int j = 0; j < rows; j++) tile[i * kTile + j] += to_float(bias[j]);
+    }
+  }
+
   static constexpr size_t kTileFloats = static_cast<size_t>(apexk::kUnitTokens) * kTile;
 
   static size_t scratch_bytes(int hidden, int intermediate) {
@@ -31,38 +49,52 @@ struct Steps {
   }
 
   static void pack(const apexk_ffn_call &call, const apexk::Unit &unit) {
-    const Elem *x = static_cast<const Elem *>(call.x);
     for (int i = 0; i < unit.tokens; i++) {
-      const Elem *row = x + unit.pairs[i] / call.topk * call.x_stride;
-      Path::put(unit.packed_x, unit.tokens, call.hidden, i, 0, row, call.hidden);
+      const int32_t pair = unit.pairs[i];
+      const Elem *row = static_cast<const Elem *>(call.x) + pair / call.topk * call.x_stride;
+      if (!call.weight_on_input) {
+        Path::put(unit.packed_x, unit.tokens, call.hidden, i, 0, row, call.hidden);
+        continue;
+      }
+      for (int at = 0; at < call.hidden; at += kTile) {
+        const int n = least(kTile, call.hidden - at);
+        Elem scaled[kTile];
+        for (int j = 0; j < n; j++) scaled[j] = from_float<Elem>(call.topk_weights[pair] * to_float(row[at + j]));
+        Path::put(unit.packed_x, unit.tokens, call.hidden, i, at, scaled, n);
+      }
     }
   }
 
   static void gate_up(const apexk_ffn_call &call, const apexk::Unit &unit, int row, int rows, void *scratch) {
-    const int64_t hidden = call.hidden;
-    const Elem *gate_rows = static_cast<const Elem *>(unit.block), *up_rows = gate_rows + call.intermediate * hidden;
+    const Block block(call, unit);
     float *gate = static_cast<float *>(scratch), *up = gate + kTileFloats;
+    const auto products = [&](int first, int n, float *tile) {
+      const Elem *w = block.w13 + static_cast<int64_t>(first) * call.hidden;
+      Path::products(w, call.hidden, n, call.hidden, unit.packed_x, unit.tokens, tile, up + kTileFloats);
+      if (call.biases) add_bias(block.b13 + first, n, unit.tokens, tile);
+    };
     for (const int end = row + rows; row < end; row += kTile) {
       const int n = least(kTile, end - row);
-      Path::products(gate_rows + row * hidden, hidden, n, call.hidden, unit.packed_x, unit.tokens, gate, up + kTileFloats);
-      Path::products(up_rows + row * hidden, hidden, n, call.hidden, unit.packed_x, unit.tokens, up, up + kTileFloats);
+      products(row, n, gate);
+      products(call.intermediate + row, n, up);
       for (int i = 0; i < unit.tokens; i++) {
         Elem h[kTile];
-        for (int j = 0; j < n; j++) h[j] = from_float<Elem>(gated_silu(gate[i * kTile + j], up[i * kTile + j]));
+        activate(call.activation, gate + i * kTile, up + i * kTile, n, h);
         Path::put(unit.packed_h, unit.tokens, call.intermediate, i, row, h, n);
       }
     }
   }
 
   static void down(const apexk_ffn_call &call, const apexk::Unit &unit, int row, int rows, void *scratch) {
-    const int64_t width = call.intermediate;
-    const Elem *w2 = static_cast<const Elem *>(unit.block) + 2 * width * call.hidden;
+    const Block block(call, unit);
     float *y = static_cast<float *>(scratch);
     for (const int end = row + rows; row < end; row += kTile) {
-      const int n = least(kTile, end - row);
-      Path::products(w2 + row * width, width, n, call.intermediate, unit.packed_h, unit.tokens, y, y + 2 * kTileFloats);
+      const int n = least(kTile, end - row), width = call.intermediate;
+      const Elem *w = block.w2 + static_cast<int64_t>(row) * width;
+      Path::products(w, width, n, width, unit.packed_h, unit.tokens, y, y + 2 * kTileFloats);
+      if (call.biases) add_bias(block.b2 + row, n, unit.tokens, y);
       for (int i = 0; i < unit.tokens; i++) {
-        const float weight = call.topk_weights[unit.pairs[i]];
+        const float weight = call.weight_on_input ? 1.0f : call.topk_weights[unit.pairs[i]];
         float *out = call.out + static_cast<int64_t>(unit.pairs[i]) * call.hidden + row;
         for (int j = 0; j < n; j++) out[j] = weight * y[i * kTile + j];
       }

@@ -1,4 +1,4 @@
-// Number formats and the activation, the same arithmetic in every implementation.
+// Number formats and exp, the same arithmetic in every implementation.
 //
 // Everything is in an unnamed namespace on purpose: each source file compiles its own copy with its own flags, and the
 // linker can never keep an AVX-512 copy for a file that must run without it. For the same reason no library header with
@@ -77,7 +77,5 @@ inline float exp_approx(float x) {
   p = p * (r * r) + r + 1.0f;
   return p * bits<float>((bits<uint32_t>(shifted) - bits<uint32_t>(kRound) + 127u) << 23);
 }
-
-inline float gated_silu(float gate, float up) { return gate / (1.0f + exp_approx(-gate)) * up; }
 
 }  // namespace

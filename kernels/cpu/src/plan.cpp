@@ -54,7 +54,8 @@ void order_tasks(const apexk_ffn_call &call, int threads, Plan &plan) {
 apexk_status check_call(const apexk_ffn_call &call) {
   if (call.tokens < 0 || call.hidden < 1 || call.intermediate < 1 || call.topk < 1 || call.num_experts < 0 ||
       call.expert_count < 0 || call.x_stride < call.hidden || (call.id_bytes != 4 && call.id_bytes != 8) ||
-      call.dtype < APEXK_BF16 || call.dtype > APEXK_FP32 || call.activation != APEXK_SILU) {
+      call.dtype < APEXK_BF16 || call.dtype > APEXK_FP32 || call.activation < APEXK_SILU ||
+      call.activation > APEXK_SWIGLU_OSS) {
     return APEXK_BAD_ARGUMENT;
   }
   if (call.tokens > INT32_MAX / call.topk) return APEXK_BAD_ARGUMENT;

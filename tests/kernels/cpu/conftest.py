@@ -30,6 +30,8 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     ids_dtype: torch.dtype = torch.int64
     seed: int = 0
+    scale: float = 1.0  # of the gate and up rows
+    biases: bool = False
     wanted: list[int] = field(default_factory=list)
 
     def __post_init__(self):
@@ -39,9 +41,10 @@ class Case:
             return torch.randn(*shape, generator=generator)
 
         H, I, E = self.hidden, self.intermediate, self.experts
-        w13 = normal(E, 2 * I * H) / H**0.5
+        w13 = self.scale * normal(E, 2 * I * H) / H**0.5
         w2 = normal(E, H * I) / I**0.5
-        self.weights = torch.cat([w13, w2], dim=1).to(self.dtype)
+        bias = [normal(E, 2 * I + H)] if self.biases else []
+        self.weights = torch.cat([w13, w2, *bias], dim=1).to(self.dtype)
         self.blocks = torch.tensor([row.data_ptr() for row in self.weights], dtype=torch.int64)
         self.x = normal(self.tokens, H).to(self.dtype)
         choice = torch.rand(self.tokens, E, generator=generator).argsort(dim=1)[:, : self.topk]
@@ -55,12 +58,12 @@ class Case:
 
     def run(self, ffn: HostFFN, **options) -> torch.Tensor:
         self.out.fill_(torch.nan)
-        ffn.run(*self.arguments(), intermediate=self.intermediate, **options)
+        ffn.run(*self.arguments(), intermediate=self.intermediate, biases=self.biases, **options)
         return self.out.clone()
 
     def expected(self, **options) -> torch.Tensor:
         out = torch.full_like(self.out, torch.nan, dtype=torch.float64)
-        grouped_ffn_ref(*self.arguments()[:-1], out, intermediate=self.intermediate, **options)
+        grouped_ffn_ref(*self.arguments()[:-1], out, intermediate=self.intermediate, biases=self.biases, **options)
         return out
 
     def check(self, got: torch.Tensor, **options) -> None:

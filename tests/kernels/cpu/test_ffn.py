@@ -24,6 +24,20 @@ def test_other_dtypes(case, ffn, tokens, dtype):
     one.check(one.run(ffn))
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_oss"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_activations_and_biases(case, ffn, activation, dtype):
+    """Gates up to about 25, so that every tail and clamp is reached."""
+    one = case(9, 72, 100, scale=8.0, biases=True, dtype=dtype)
+    one.check(one.run(ffn, activation=activation), activation=activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weight_on_input(case, ffn, dtype):
+    one = case(9, 72, 100, biases=True, dtype=dtype)
+    one.check(one.run(ffn, weight_on_input=True), weight_on_input=True)
+
+
 def test_more_tokens_than_one_unit(case, ffn):
     """Every token to one expert, more than a unit of work holds, beside experts without any."""
     one = case(230, 64, 96, experts=4, topk=1)
