@@ -1,0 +1,81 @@
+"""Command line of the suite. Exit code: 0 all well, 1 a piece failed, 2 misuse, 3 the machine lacks something."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from .pieces import PARTS, PIECES, Context, run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="profiling.gpu_suite", description="Checks and first timings on a GPU machine.")
+    parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
+    parser.add_argument("--virtual", action="store_true", help="without a GPU: Triton's interpreter and a modelled clock")
+    parser.add_argument("--hardware", default="a6000-paper", help="hardware file of modelled times (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    options = parser.parse_args(arguments)
+
+    if importlib.util.find_spec("torch") is None:
+        return _lacking("torch is not installed for this Python")
+    if options.virtual:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel file is imported
+    import torch
+
+    if not options.virtual and not torch.cuda.is_available():
+        return _lacking("no CUDA device was found; --virtual runs what can run without one")
+
+    from .environment import environment
+
+    about = environment()
+    _say_environment(about)
+    torch.manual_seed(0)
+    context = Context(options.virtual, "cpu" if options.virtual else "cuda", options.hardware)
+    results = []
+    for piece in _pieces(options.part):
+        result = run(piece, context)
+        _say(result)
+        results.append(result)
+    counts = {status: sum(r["status"] == status for r in results) for status in ("ok", "failed", "skipped")}
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    if options.json:
+        report = {"schema": "apexk.gpu-suite/1", "virtual": options.virtual, "environment": about, "results": results}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if counts["failed"] else 0
+
+
+def _pieces(part: str):
+    """The pieces asked for; their modules import torch, so they are loaded only now."""
+    from . import part_engine, part_kernels, part_transfer  # noqa: F401
+
+    return sorted((p for p in PIECES if part in (p.part, "all")), key=lambda p: PARTS.index(p.part))
+
+
+def _say_environment(about: dict) -> None:
+    gpu = about["gpu"]
+    print(f"GPU    {gpu['name'] + ', ' + str(gpu['memory_gib']) + ' GiB' if gpu else 'none'}")
+    print(f"CPU    {about['cpu']}, {about['processors']} processors, {about['memory_gib']} GiB")
+    print("with   " + ", ".join(f"{name} {found or '-'}" for name, found in {"Python": about["python"], **about["packages"]}.items()))
+    print(f"commit {about['commit'] or '?'}{', changed' if about['dirty'] else ''}", flush=True)
+
+
+def _say(result: dict) -> None:
+    print(f"{result['status']:<8}{result['part']}/{result['name']}  {result['seconds']:.1f} s  {result['message']}")
+    for name, value in result["numbers"].items():
+        print(f"        {name:<28}{f'{value:.4g}' if isinstance(value, float) else value}")
+    if "traceback" in result:
+        print(result["traceback"], file=sys.stderr)
+    sys.stdout.flush()
+
+
+def _lacking(what: str) -> int:
+    print(what, file=sys.stderr)
+    return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
