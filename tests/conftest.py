@@ -9,6 +9,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the suite's products are tiny, and two threads on a busy machine wait for each other
+
+
 
 @pytest.fixture(autouse=True)
 def seeded():

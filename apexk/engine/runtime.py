@@ -73,6 +73,7 @@ class Engine:
     def speculate(self, at: At, prediction: Prediction) -> None:
         """Queues the predicted experts of the next layer, each with the slot it will take."""
         layer = at.layer + 1
+        self.settle_copies(layer)
         slots = self.slots[layer]
         resident, loading = slots.resident(), slots.loading()
         queue = self.policy.on_predict(layer, prediction, resident | loading)
