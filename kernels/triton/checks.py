@@ -48,8 +48,8 @@ def check_choice(name, value, known):
 
 
 def check_launchable(tensor):
-    """A GPU, or Triton's interpreter, must be able to touch this tensor."""
-    if tensor.is_cuda:
+    """A GPU, or Triton's interpreter, must be able to touch this tensor; "meta" ones are for recording launches only."""
+    if tensor.is_cuda or tensor.is_meta:
         return
     import triton
 

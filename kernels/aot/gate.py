@@ -1,0 +1,130 @@
+"""The gate: every launch must compile for every target without spills, fit its shared memory and use the wide paths.
+
+`main` is the entry of `apexk kernels aot`. It prints a table, one line a launch and target, then what failed and why.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+from .targets import TARGETS
+
+GEMMS = ("_gated_gemm_kernel", "_grouped_gemm_kernel")
+DEFAULT_TARGETS = (80, 86, 90)
+COLUMNS = (
+    "kernel", "case", "sm", "tile", "regs", "spill", "shared", "blocks", "mma", "loads", "cp.async", "KiB in flight/need",
+)  # fmt: skip
+
+
+def failures(report, tile) -> list[str]:
+    """What is wrong with one report; empty when nothing is."""
+    wrong = []
+    if report.spill_bytes:
+        wrong.append(f"{report.spill_bytes} bytes spilled: take a smaller tile or more warps")
+    if not report.fits:
+        wrong.append(f"{report.shared_bytes} bytes of shared memory, the target allows {TARGETS[report.target].block_shared_bytes}")
+    if report.kernel not in GEMMS or report.note:
+        return wrong
+    widths = report.loop.copies + report.loop.loads
+    if report.half:
+        if not report.loop.mma:
+            wrong.append("no tensor-core instruction in the main loop")
+        elif report.target == 90 and _wide(tile) and not any("GMMA" in kind for kind in report.loop.mma):
+            wrong.append(f"wgmma expected at this tile, got {_plain(report.loop.mma)}")
+        if not (report.loop.copies or report.loop.tma):
+            wrong.append("main loop is not pipelined through cp.async")
+        if set(report.loop.copies) - {128}:
+            wrong.append(f"cp.async widths {_plain(report.loop.copies)}, wanted 128 only: is the row length a multiple of 16?")
+        if report.inflight_kib < report.need_kib and tile.get("BLOCK_M") == 16:
+            wrong.append(f"{report.inflight_kib} KiB in flight on an SM, memory needs {report.need_kib}")
+    elif set(widths) and not widths[128]:
+        wrong.append(f"no 16-byte loads in the main loop: {_plain(widths)}")
+    return wrong
+
+
+def _wide(tile) -> bool:
+    """The tensor core's M side holds the 64 rows that wgmma wants."""
+    return (tile["BLOCK_N"] if tile["SWAP_AB"] else tile["BLOCK_M"]) >= 64
+
+
+def _plain(counter: Counter) -> str:
+    return " ".join(f"{n}x{kind}" for kind, n in sorted(counter.items(), key=str)) or "-"
+
+
+def run_one(job):
+    """(target, index, quick) -> (label, tile, kernel, report or error text); a worker finds the launch by its index."""
+    target, index, quick = job
+    from .compile import analyse
+    from .specs import specs
+
+    spec = specs(target, quick)[index]
+    tile = {k: v for k, v in spec.launch.values.items() if k.startswith(("BLOCK", "SWAP"))}
+    try:
+        return spec.label, tile, spec.launch.kernel.__name__, analyse(spec.launch, target, spec.label)
+    except Exception as error:  # noqa: BLE001 - one launch that does not compile must not hide the others
+        return spec.label, tile, spec.launch.kernel.__name__, f"{type(error).__name__}: {str(error)[-300:]}"
+
+
+def row(report, tile) -> tuple:
+    shape = "x".join(str(tile[k]) for k in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if k in tile) if "BLOCK_N" in tile else "-"
+    part = report.loop if report.loop.instructions else report.all
+    return (
+        report.kernel, report.label, report.target,
+        f"{shape}{'T' if tile.get('SWAP_AB') else ''} w{report.warps} s{report.stages}", report.regs, report.spill_bytes,
+        report.shared_bytes, report.blocks, _plain(report.loop.mma), _plain(part.loads), _plain(part.copies),
+        f"{report.inflight_kib}/{report.need_kib}" if report.inflight_kib else "-",
+    )  # fmt: skip
+
+
+def table(rows) -> str:
+    rows = [COLUMNS, *[tuple(str(cell) for cell in r) for r in rows]]
+    widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows)
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(prog="apexk kernels aot", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--targets", default=",".join(map(str, DEFAULT_TARGETS)), help="compute capabilities, 86 for 8.6")
+    parser.add_argument("--quick", action="store_true", help="what one model's layer launches, nothing else")
+    parser.add_argument("--json", metavar="PATH", help="write every figure here")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="processes (default 2)")
+    args = parser.parse_args(argv)
+    targets = [int(t) for t in args.targets.split(",")]
+    unknown = [t for t in targets if t not in TARGETS]
+    if unknown:
+        parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what 3.6 and 3.9 do by default; 3.10 will not
+    try:
+        import triton
+    except ImportError:
+        print("the gate compiles with Triton, which is not installed: pip install 'triton>=3.6'", file=sys.stderr)
+        return 3
+    results = compile_all(targets, args.quick, args.jobs)
+    reports = [(report, tile) for _, tile, _, report in results if not isinstance(report, str)]
+    print(f"triton {triton.__version__}, ptxas " + ", ".join(sorted({f"{r.ptxas} (sm_{r.target})" for r, _ in reports})))
+    print(table(row(report, tile) for report, tile in reports))
+    failed = [(label, kernel, "does not compile: " + text) for label, _, kernel, text in results if isinstance(text, str)]
+    failed += [(f"sm_{r.target} {r.label}", r.kernel, text) for r, tile in reports for text in failures(r, tile)]
+    for label, kernel, text in failed:
+        print(f"FAILED {label} {kernel}: {text}")
+    print(f"{len(results)} launches on {len(targets)} targets, {len(failed)} failures")
+    if args.json:
+        Path(args.json).write_text(json.dumps([{**r.plain(), "tile": tile} for r, tile in reports], indent=1))
+    return 1 if failed else 0
+
+
+def compile_all(targets, quick, jobs):
+    """Results of every launch on every target, in order."""
+    from .specs import specs
+
+    work = [(target, index, quick) for target in targets for index in range(len(specs(target, quick)))]
+    if jobs < 2:
+        return [run_one(job) for job in work]
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(run_one, work))

@@ -1,0 +1,74 @@
+"""Which launches the gate compiles: those that the wrappers make for the models' shapes, at decode and at prefill."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from apexk.kernels.triton.combine import combine
+from apexk.kernels.triton.grouped_gemm import gated_gemm, grouped_gemm
+from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
+from apexk.kernels.triton.permute import permute, unpermute
+from apexk.kernels.triton.routing import rank
+from apexk.kernels.triton.shapes import MODELS
+from apexk.kernels.triton.tune import choose_tiles
+
+from .record import Launch, record
+
+TOKENS = {"decode": 4, "batch": 32, "prefill": 512, "long": 4096}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# model, tokens, dtype. Cases that lead to code seen before are dropped, so the list may be generous.
+QUICK = [("qwen3.5-35b-a3b", "decode", "bf16"), ("qwen3.5-35b-a3b", "long", "bf16"), ("qwen3.5-35b-a3b", "decode", "fp32")]
+FULL = QUICK + [
+    (model, tokens, dtype)
+    for model in ("qwen3.5-35b-a3b", "qwen3-next-80b", "glm-4.5-air", "gpt-oss-20b")
+    for tokens in TOKENS
+    for dtype in ("bf16", "fp16")
+] + [("glm-4.5-air", "decode", "fp32"), ("glm-4.5-air", "long", "fp32")]  # fmt: skip
+
+
+@dataclass
+class Spec:
+    label: str
+    target: int
+    launch: Launch
+
+
+@functools.lru_cache
+def specs(target, quick=False) -> list[Spec]:
+    """The different launches of the cases on one target, in order of first appearance."""
+    found = {}
+    for model, tokens, dtype in QUICK if quick else FULL:
+        shape, sizes = MODELS[model], (TOKENS[tokens], DTYPES[dtype], target)
+        for launch in record(lambda: layer_calls(shape, *sizes, stand_alone=not quick)):  # noqa: B023 - called at once
+            found.setdefault(launch.key(), Spec(f"{model} {tokens} {dtype}", target, launch))
+    return list(found.values())
+
+
+def layer_calls(shape, tokens, dtype, target, *, stand_alone):
+    """What a layer of this shape launches on this target, and every other public kernel once. Tensors have no memory."""
+    pairs = tokens * shape.topk
+
+    def empty(*sizes, dtype=dtype):
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    tiles = choose_tiles(pairs, shape.experts, shape.hidden, shape.inter, dtype, target)
+    workspace = Workspace.allocate(
+        tokens, shape.topk, shape.experts, shape.hidden, shape.inter, dtype, "meta", tiles
+    )
+    slots = shape.experts // 4
+    x, out = empty(tokens, shape.hidden), empty(pairs, shape.hidden, dtype=torch.float32)
+    w13, w2 = empty(slots, 2 * shape.inter, shape.hidden), empty(slots, shape.hidden, shape.inter)
+    ids, weights = empty(tokens, shape.topk, dtype=torch.int64), empty(tokens, shape.topk, dtype=torch.float32)
+    slot_of = empty(shape.experts, dtype=torch.int32)
+    biases = dict(b13=empty(slots, 2 * shape.inter), b2=empty(slots, shape.hidden)) if shape.biases else {}
+    moe_ffn(x, w13, w2, ids, weights, slot_of, out, workspace=workspace, activation=shape.activation, **biases)
+    combine(out, shape.topk, x, x, topk_ids=ids)
+    rank(ids, weights, shape.experts)
+    if not stand_alone:
+        return
+    rows = workspace.routing.rows
+    moved = permute(x, rows, shape.topk)
+    unpermute(moved, rows, weights, tokens)
+    offsets = empty(slots + 1, dtype=torch.int32)
+    grouped_gemm(gated_gemm(moved, w13, offsets, shape.activation, tile=tiles.gated), w2, offsets, tile=tiles.down)
