@@ -39,5 +39,11 @@ test-fast: setup
 lint: setup
 	@$(BIN)/ruff check .
 
+# What a GPU machine should be asked first; needs no install, only a Python with torch, Triton and transformers.
+# make gpu PART=kernels|transfer|engine|e2e|all   VIRTUAL=1 where there is no GPU
+PART ?= all
+gpu:
+	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m profiling.gpu_suite --part $(PART) $(if $(VIRTUAL),--virtual) $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info out
