@@ -16,6 +16,8 @@ def install():
     import triton
     import triton.runtime.interpreter as interpreter
 
+    if isinstance(triton.language.zeros, triton.runtime.jit.JITFunction):
+        raise RuntimeError("TRITON_INTERPRET=1 must be set before anything imports Triton (tests/conftest.py)")
     if getattr(interpreter, "_apexk_repaired", False):
         return
     interpreter._apexk_repaired = True
