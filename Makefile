@@ -7,9 +7,13 @@
 PYTHON ?= python3
 TORCH ?= torch
 ARGS ?=
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
 
 .PHONY: setup demo test test-fast lint gpu clean
@@ -20,10 +24,9 @@ $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
 	@echo "setup: making $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setup: installing torch and the other pinned packages (minutes on a first run)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(TORCH) 2>&1 | grep -E '^(Collecting|Installing|ERROR|Successfully)' || true
-	@$(BIN)/python -c 'import torch' || { echo "setup: torch did not install; see TORCH= at the top of the Makefile"; exit 1; }
+	@$(PIP) $(TORCH) 2>&1 | $(BRIEF) || { echo "setup: torch did not install; see TORCH at the top of the Makefile"; exit 1; }
 	@echo "setup: building the CPU kernels and installing apexk into $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,plots]'
+	@$(PIP) -e '.[test,plots]' 2>&1 | $(BRIEF)
 	@touch $(READY)
 	@echo "setup: ready"
 

@@ -17,7 +17,7 @@ import apexk
 VERBS = {
     "demo": "generate with a small trained MoE, plain and swapped, and show the modelled timeline",
     "policies": "list the policies: source, lossless or not, what each may do",
-    "kernels": "check, benchmark or compile the kernels",
+    "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline.jsonl: a table per layer, totals, pictures",
 }
 DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3

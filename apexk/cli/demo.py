@@ -23,8 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from transformers.utils import logging as transformers_logging
+
     from apexk.demo.run import run as run_demo
 
+    transformers_logging.disable_progress_bar()
     if args.tokens < 1:
         raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
     policies = [name.strip() for name in args.policies.split(",") if name.strip()]

@@ -1,0 +1,5 @@
+import sys
+
+from apexk.cli import main
+
+sys.exit(main())

@@ -1,0 +1,127 @@
+"""The command line as a person uses it: what it prints, what it writes, how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apexk import cli
+from apexk.timeline import read
+
+ROW = {"tpot_ms", "tokens_per_s", "cpu_path_ms", "gpu_path_ms", "exact", "speculative", "hit_rate", "wasted"}
+
+
+def run(*words):
+    return cli.main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One small demo: (exit code, stdout, folder)."""
+    folder = tmp_path_factory.mktemp("demo")
+    words = ["demo", "--prompts", "3", "--tokens", "5", "--pool", "6", "--out", folder / "out", "--json", folder / "out.json"]
+    done = subprocess.run([sys.executable, "-m", "apexk.cli", *map(str, words)], capture_output=True, text=True, cwd=folder)
+    return done, folder
+
+
+def test_demo_shows_and_writes(demo):
+    done, folder = demo
+    assert done.returncode == 0, done.stderr
+    assert "tokens identical: 3/3 prompts, 15 tokens (float32)" in done.stdout
+    assert "modelled on hardware a6000-paper, timed as if each expert were that file's" in done.stdout
+    assert all(name in done.stdout for name in ("no_assign", "sa_only", "ea_only", "apex"))
+    assert "generating" in done.stderr, "progress goes to stderr"
+    assert (folder / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((folder / "out.json").read_text())
+    assert json.loads((folder / "out" / "summary.json").read_text()) == result
+    assert result["tokens_identical"] is True and result["prompts"] == 3 and result["device"] == "virtual"
+    assert set(result["policies"]) == {"no_assign", "sa_only", "ea_only", "apex"}
+    assert all(set(row) == ROW for row in result["policies"].values())
+    assert {"hardware", "versions"} <= set(result)
+
+
+def test_demo_table_follows_from_the_timeline(demo):
+    """The table's Apex row, recomputed from the rows of `timeline.jsonl`."""
+    _, folder = demo
+    rows = read(folder / "out" / "timeline.jsonl").rows
+    apex = json.loads((folder / "out.json").read_text())["policies"]["apex"]
+    decode = [r for r in rows if r["phase"] == "decode"]
+    steps = sorted({r["step"] for r in decode})
+    ends = {s: max(r["end_ns"] for r in rows if r["step"] == s and r["kind"] == "combine") for s in [steps[0] - 1, *steps]}
+    tpot = (ends[steps[-1]] - ends[steps[0] - 1]) / len(steps) / 1e6
+    assert apex["tpot_ms"] == pytest.approx(tpot, rel=1e-9)
+    assert apex["tokens_per_s"] == pytest.approx(3 * 1e3 / tpot, rel=1e-9)
+    assert apex["exact"] == sum(r["kind"] == "copy.exact" for r in decode)
+    assert apex["speculative"] == sum(r["kind"] == "copy.spec" for r in decode)
+    routed = {(r["step"], r["layer"]): r["end_ns"] for r in decode if r["kind"] == "route"}
+    cpu = [r["end_ns"] - routed[r["step"], r["layer"]] for r in decode if r["kind"] == "host.ffn"]
+    assert apex["cpu_path_ms"] == pytest.approx(sum(cpu) / len(cpu) / 1e6, rel=1e-9)
+
+
+def test_report_of_the_demo(demo, capsys, tmp_path):
+    _, folder = demo
+    assert run("report", folder / "out" / "timeline.jsonl", "--phase", "decode", "--json", tmp_path / "r.json", "--plot", tmp_path / "r.png") == 0
+    assert "decode" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text()) and (tmp_path / "r.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["demo", "--pool", "33"], 2, "0..32"),
+        (["demo", "--pool", "-1"], 2, "pool"),
+        (["demo", "--policies", "best"], 2, "apex"),
+        (["demo", "--policies", ","], 2, "policy"),
+        (["demo", "--hardware", "h900"], 2, "a6000-paper"),
+        (["demo", "--prompts", "0"], 2, "prompts"),
+        (["demo", "--prompts", "100000"], 2, "held-out"),
+        (["demo", "--tokens", "0"], 2, "tokens"),
+        (["report", "nothing.jsonl"], 1, "nothing.jsonl"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, list) else "",
+)
+def test_bad_input_is_named(words, code, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == code
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("words", [[], ["dance"], ["demo", "--colour"]])
+def test_misuse(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(*words)
+    assert ended.value.code == 2
+
+
+def test_help_of_every_verb(capsys):
+    for verb in cli.VERBS:
+        with pytest.raises(SystemExit) as ended:
+            run(verb, "--help")
+        assert ended.value.code == 0
+    assert "pool" in capsys.readouterr().out
+
+
+def test_policies_lists_them_all(capsys):
+    from apexk.policy import names
+
+    assert run("policies") == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names())
+
+
+def test_verbs_are_files():
+    folder = Path(cli.__file__).parent
+    assert {p.stem for p in folder.glob("*.py")} - {"__init__", "__main__"} == set(cli.VERBS)
+
+
+def test_kernel_benchmarks_without_a_gpu(capsys):
+    import torch
+
+    assert run("kernels", "bench", "--list") == 0
+    assert "moe_ffn" in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert run("kernels", "bench", "--device", "cuda") == 3
+        assert "CUDA" in capsys.readouterr().err
