@@ -46,9 +46,7 @@ def most_copies(view: RouteView, missed: int) -> int:
 
 
 def transfer_ms(view: RouteView, copies: int) -> float:
-    """Time from the routing event until `copies` exact copies have landed, waiting for the channel included; 0 for none."""
-    if not copies:
-        return 0.0
+    """Time from the routing event until `copies` (at least one) exact copies have landed, waiting for the channel included."""
     copy_ms = view.costs.copy_ms
     if view.in_flight is None:
         return view.channel_wait_ms + copy_ms(copies)

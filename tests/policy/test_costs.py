@@ -78,6 +78,17 @@ def test_single_token_decode_stays_bounded():
     assert 0.2 < costs.cpu_ms(5, 20) < 3.0
 
 
+def test_what_samples_cannot_tell_stays_as_near_to_the_prior_as_they_allow():
+    """Always two copies in 1.0 ms: the point of `s0 + 2*t1 = 1.0` nearest to the prior, each part in units of its own size."""
+    model = AffineModel(PRIOR, SHAPE, 0.995)
+    for _ in range(5000):
+        model.observe(Observation(copies=2, copy_ms=1.0))
+    excess = (PRIOR.s0 + 2 * PRIOR.t1 - 1.0) / (PRIOR.s0**2 + 4 * PRIOR.t1**2)
+    costs = model.costs()
+    assert costs.s0 == pytest.approx(PRIOR.s0 - PRIOR.s0**2 * excess, abs=0.005)
+    assert costs.t1 == pytest.approx(PRIOR.t1 - 2 * PRIOR.t1**2 * excess, abs=0.005)
+
+
 def test_no_coefficient_is_ever_negative():
     rng, model = random.Random(3), AffineModel(PRIOR, SHAPE, 0.98)
     for _ in range(2000):

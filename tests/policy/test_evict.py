@@ -27,10 +27,10 @@ def test_popularity_is_scaled_to_the_first_load():
 
 def test_victim_ties_go_to_the_longest_inactive_then_the_lowest_id():
     utility = LayerUtility(5, 0.5)
-    utility.update(0, {1: 4})
-    utility.update(1, {2: 2})
+    utility.update(0, {2: 4})
+    utility.update(1, {1: 2})
     assert utility.read(1, 1) == utility.read(2, 1)
-    assert utility.lowest({4, 3, 2, 1}, 4, step=1) == (3, 4, 1, 2)
+    assert utility.lowest({4, 3, 2, 1}, 4, step=1) == (3, 4, 2, 1)
     assert utility.lowest({2}, 3, step=1) == (2,)
     assert utility.lowest((), 3, step=1) == ()
 

@@ -30,7 +30,7 @@ def policy(request):
 
 
 def test_policies_under_random_views(policy):
-    @settings(max_examples=200)
+    @settings(max_examples=120)
     @given(views())
     def check(view):
         plan = policy.on_route(view)
@@ -48,7 +48,7 @@ def test_policies_under_random_views(policy):
     check()
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.data())
 def test_residency_invariants_over_a_run(data):
     """Plan, pick victims, apply, speculate: the pool never overflows and nothing needed is evicted."""

@@ -68,7 +68,7 @@ def estimate(view, p):
     return costs.cpu_ms(m - p, kept), gpu
 
 
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(views())
 def test_equals_brute_force(view):
     plan = choose(view)
