@@ -1,13 +1,30 @@
 """Grouped GEMMs by slot: `grouped_gemm` and `gated_gemm` for rows in group order, and the launches that `moe_ffn` joins."""
 
+from dataclasses import dataclass
+
 import torch
 
 from .checks import FLOATS, check, check_choice, check_launchable, check_weights
 from .reference import ACTIVATIONS, Routing
 from .routing import list_tiles
-from .tune import Tile, choose_tile, target_of
+from .tune import Tile, choose_tile, programs, target_of
 
 PRECISIONS = ("ieee", "tf32")
+
+
+@dataclass
+class Arrivals:
+    """Slots that may still be loading when the launch starts: a tile waits until its slot's flag holds the epoch.
+
+    The copies must be enqueued before the launch, and each stores the epoch into its slot's flag behind its last byte;
+    a new step takes a new epoch, so that nothing has to be cleared. Where a flag does not come within `max_polls`
+    looks, the tile is left out and `late` is set to 1: the caller checks it before it uses the result.
+    """
+
+    ready: torch.Tensor  # int32 [S]
+    epoch: int
+    late: torch.Tensor  # int32 [1]
+    max_polls: int = 1 << 20  # a look takes about a microsecond
 
 
 def grouped_gemm(x, w, offsets, *, bias=None, out=None, tile: Tile | None = None, precision="ieee"):
@@ -40,40 +57,53 @@ def gated_gemm(x, w13, offsets, activation="silu", *, bias=None, out=None, tile:
     return out
 
 
-def launch_gated(x, w13, out, routing: Routing, tile: Tile, activation, *, topk=None, slot_of=None, bias=None,
-                 precision="ieee"):
-    """The gated kernel, unchecked. With `topk` x holds tokens, gathered by routing.rows; with `slot_of` groups are experts."""
-    from .grouped_gemm_kernels import _gated_gemm_kernel
+def launch_gated(x, w13, out, routing: Routing, tile: Tile, activation, *, topk=None, weights=None, slot_of=None,
+                 bias=None, precision="ieee", arrivals: Arrivals | None = None):  # fmt: skip
+    """The gated kernel, unchecked. With `topk` x holds tokens, gathered by routing.rows and scaled by `weights` if given;
+    with `slot_of` groups are experts."""
+    from .gated_gemm_kernels import _gated_gemm_kernel
 
-    n, k = w13.shape[1] // 2, w13.shape[2]
-    tiles = routing.tile_group.numel()
-    _gated_gemm_kernel[(tiles * -(-n // tile.block_n),)](
-        x, w13, bias, out, routing.rows, routing.offsets, routing.tile_group, routing.tile_row, slot_of,
-        tiles, n, k, x.stride(0), w13.stride(0), 0 if bias is None else bias.stride(0),
+    n = w13.shape[1] // 2
+    grid, values = _launch_values(routing, tile, n, w13.shape[2], x.device)
+    _gated_gemm_kernel[grid](
+        x, w13, bias, weights, out, routing.rows, routing.offsets, routing.tile_group, routing.tile_row, slot_of,
+        *_waiting(arrivals), routing.tile_group.numel(), n, w13.shape[2], x.stride(0), w13.stride(0), _stride(bias),
         TOPK=topk or 1, GATHER=topk is not None, MAPPED=slot_of is not None, ACTIVATION=activation,
-        PRECISION=precision, **_launch_values(tile, k),
+        PRECISION=precision, **values,
     )  # fmt: skip
 
 
-def launch_grouped(x, w, out, routing: Routing, tile: Tile, *, weights=None, slot_of=None, bias=None, precision="ieee"):
-    """The plain kernel, unchecked. With `weights` (fp32, by pair) rows are scaled and written at their pair's index."""
+def launch_grouped(x, w, out, routing: Routing, tile: Tile, *, scatter=False, weights=None, slot_of=None, bias=None,
+                   precision="ieee", arrivals: Arrivals | None = None):  # fmt: skip
+    """The plain kernel, unchecked. With `scatter` rows are written at their pair's index, scaled by `weights` if given."""
     from .grouped_gemm_kernels import _grouped_gemm_kernel
 
-    n, k = w.shape[1], w.shape[2]
-    tiles = routing.tile_group.numel()
-    _grouped_gemm_kernel[(tiles * -(-n // tile.block_n),)](
+    n = w.shape[1]
+    grid, values = _launch_values(routing, tile, n, w.shape[2], x.device)
+    _grouped_gemm_kernel[grid](
         x, w, bias, weights, out, routing.rows, routing.offsets, routing.tile_group, routing.tile_row, slot_of,
-        tiles, n, k, x.stride(0), w.stride(0), 0 if bias is None else bias.stride(0),
-        SCATTER=weights is not None, MAPPED=slot_of is not None, PRECISION=precision, **_launch_values(tile, k),
+        *_waiting(arrivals), routing.tile_group.numel(), n, w.shape[2], x.stride(0), w.stride(0), _stride(bias),
+        SCATTER=scatter, MAPPED=slot_of is not None, PRECISION=precision, **values,
     )  # fmt: skip
 
 
-def _launch_values(tile: Tile, k):
-    return dict(
-        EVEN_K=k % tile.block_k == 0, SWAP_AB=tile.swap_ab, GROUP_M=tile.group_m,
+def _launch_values(routing, tile: Tile, n, k, device):
+    """(grid, compile-time values) of either kernel."""
+    work = routing.tile_group.numel() * -(-n // tile.block_n)
+    grid = programs(work, tile, device)
+    return (grid,), dict(
+        PERSISTENT=grid < work, EVEN_K=k % tile.block_k == 0, SWAP_AB=tile.swap_ab, GROUP_M=tile.group_m,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
+
+
+def _waiting(arrivals: Arrivals | None):
+    return (None, None, 0, 0) if arrivals is None else (arrivals.ready, arrivals.late, arrivals.epoch, arrivals.max_polls)
+
+
+def _stride(tensor) -> int:
+    return 0 if tensor is None else tensor.stride(0)
 
 
 def _prepare(x, offsets, slots, bias_width, bias, out_width, out, precision):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .checks import FLOATS, IDS, check, check_choice, check_launchable, check_pairs, check_weights
-from .grouped_gemm import PRECISIONS, launch_gated, launch_grouped
+from .grouped_gemm import PRECISIONS, Arrivals, launch_gated, launch_grouped
 from .reference import ACTIVATIONS, Routing
 from .routing import route, routing_ints
 from .tune import LayerTiles, choose_tiles, target_of
@@ -40,13 +40,17 @@ class Workspace:
 
 
 def moe_ffn(x, w13, w2, topk_ids, topk_weights, slot_of, out, *, activation="silu", b13=None, b2=None,
-            workspace: Workspace | None = None, precision="ieee") -> None:
+            weight_on_input=False, workspace: Workspace | None = None, precision="ieee", arrivals: Arrivals | None = None) -> None:
     """out[t*topk + k] = weight * FFN of the pair's expert, for pairs whose expert has a slot; see `moe_ffn_ref`.
 
     x [T, H], w13 [S, 2I, H], w2 [S, H, I] (views of the pool), topk_ids [T, topk], topk_weights fp32 [T, topk],
-    slot_of int32 [E], out fp32 [T*topk, H]. Two launches, and one more where the workspace holds no routing yet.
+    slot_of int32 [E], out fp32 [T*topk, H]. With `weight_on_input` the weight multiplies x instead of the result. With
+    `arrivals` the tiles wait for their slots. Two launches, and one more where the workspace holds no routing yet.
     """
     _check(x, w13, w2, topk_ids, topk_weights, slot_of, out, activation, b13, b2, precision)
+    if arrivals is not None:
+        check("arrivals.ready", arrivals.ready, (w13.shape[0],), (torch.int32,), like=x)
+        check("arrivals.late", arrivals.late, (1,), (torch.int32,), like=x)
     tokens, topk = topk_ids.shape
     hidden, inter, experts = x.shape[1], w2.shape[2], slot_of.numel()
     if tokens == 0:
@@ -56,10 +60,10 @@ def moe_ffn(x, w13, w2, topk_ids, topk_weights, slot_of, out, *, activation="sil
     check("workspace.act", workspace.act, (tokens * topk, inter), (x.dtype,), like=x)
     routing = workspace.routing or workspace.route_tokens(topk_ids, experts)
     tiles = workspace.tiles
-    launch_gated(x, w13, workspace.act, routing, tiles.gated, activation, topk=topk, slot_of=slot_of, bias=b13,
-                 precision=precision)  # fmt: skip
-    launch_grouped(workspace.act, w2, out, routing, tiles.down, weights=topk_weights, slot_of=slot_of, bias=b2,
-                   precision=precision)  # fmt: skip
+    before, after = (topk_weights, None) if weight_on_input else (None, topk_weights)
+    common = dict(slot_of=slot_of, precision=precision, arrivals=arrivals)
+    launch_gated(x, w13, workspace.act, routing, tiles.gated, activation, topk=topk, weights=before, bias=b13, **common)
+    launch_grouped(workspace.act, w2, out, routing, tiles.down, scatter=True, weights=after, bias=b2, **common)
 
 
 def _check(x, w13, w2, topk_ids, topk_weights, slot_of, out, activation, b13, b2, precision):

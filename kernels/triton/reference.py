@@ -105,11 +105,12 @@ def gated_gemm_ref(x, w13, offsets, activation="silu", *, bias=None, compute_dty
 
 
 def moe_ffn_ref(x, w13, w2, topk_ids, topk_weights, slot_of, out, *, activation="silu", b13=None, b2=None,
-                compute_dtype=torch.float64) -> None:
+                weight_on_input=False, compute_dtype=torch.float64) -> None:
     """out[t*topk + k] = weight * (w2 @ h), h = act(gate) * up of token t, for each pair whose expert has a slot.
 
     x [T, H], w13 [S, 2I, H], w2 [S, H, I], topk_ids [T, topk], topk_weights fp32 [T, topk], slot_of int32 [E],
     out fp32 [T*topk, H]. Rows of other pairs are left as they are: phases with disjoint experts fill one `out`.
+    With `weight_on_input` the weight multiplies x instead, and the product is rounded to x's dtype.
     """
     topk = topk_ids.shape[1]
     inter = w2.shape[2]
@@ -117,12 +118,15 @@ def moe_ffn_ref(x, w13, w2, topk_ids, topk_weights, slot_of, out, *, activation=
     flat_weights = topk_weights.reshape(-1).to(compute_dtype)
     for slot, rows in _groups(routing.offsets):
         pairs = routing.rows[rows].long()
-        both = _product(x[pairs // topk], w13[slot], None if b13 is None else b13[slot], compute_dtype)
+        rows_in = x[pairs // topk]
+        if weight_on_input:
+            rows_in = (rows_in.float() * topk_weights.reshape(-1)[pairs, None]).to(x.dtype)
+        both = _product(rows_in, w13[slot], None if b13 is None else b13[slot], compute_dtype)
         h = activation_ref(both[:, :inter], both[:, inter:], activation)
         if w2.dtype != torch.float32:
             h = h.to(w2.dtype)
         y = _product(h, w2[slot], None if b2 is None else b2[slot], compute_dtype)
-        out[pairs] = (y * flat_weights[pairs, None]).to(out.dtype)
+        out[pairs] = (y if weight_on_input else y * flat_weights[pairs, None]).to(out.dtype)
 
 
 def combine_ref(pairs, topk, out, shared=None, *, topk_ids=None, slot_of=None, partial=None) -> None:

@@ -5,7 +5,7 @@ computes every row on its own, but tiles of different shape add in a different o
 therefore ask with the same arguments, and then any split into phases gives the same bits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +16,11 @@ ROWS = (16, 32, 64, 128)  # tl.dot wants 16 at least; beyond 128 an expert's wei
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch configuration of one GEMM. With `swap_ab` the weights are the tensor core's M side, the tokens its N side."""
+    """Launch configuration of one GEMM.
+
+    With `swap_ab` the weights are the tensor core's M side, the tokens its N side. With `persistent` a launch has no
+    more programs than run at once, when each would otherwise be started and ended more than twice over.
+    """
 
     block_m: int
     block_n: int
@@ -25,6 +29,7 @@ class Tile:
     num_stages: int
     group_m: int = 1
     swap_ab: bool = False
+    persistent: int = 0  # programs an SM; 0: one program for each piece of work
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,32 @@ class LayerTiles:
         return self.gated.block_m
 
 
-# (block_n, block_k, num_warps, num_stages) by family, GEMM and block_m. Gate and up share a block, so the gated GEMM holds
-# two accumulators: 64x64 is the most that 255 registers a thread take on 4 warps without spills.
-# 16 rows stream weights: small tiles, many blocks, as many bytes in flight as memory needs. 64 rows and more compute.
+# By family, GEMM and block_m: block_n, block_k, num_warps, num_stages, programs an SM where persistent. What stands here
+# compiles without spills, by the ahead-of-time gate; which is fastest is for a GPU to say.
+# - 16 rows stream weights: small tiles, so that many blocks have many bytes requested. 64 rows and more compute.
+# - Gate and up share a block, so the gated GEMM holds two accumulators and takes half the columns of the down GEMM.
+# - rtx: 99 KiB of shared memory a block. hopper: 64 rows at least on the M side make wgmma (tcgen05 on the next).
 HALF = {
-    "ampere": {
-        "gated": {16: (32, 64, 4, 4), 32: (32, 64, 4, 4), 64: (64, 64, 4, 3)},
-        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (64, 64, 4, 3)},
+    "a100": {
+        "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3, 2), 128: (64, 64, 8, 3, 2)},
+        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 8, 3, 2), 128: (128, 32, 8, 4, 1)},
+    },
+    "rtx": {
+        "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3, 2)},
+        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 8, 3, 2)},
     },
     "hopper": {
-        "gated": {16: (32, 64, 4, 4), 32: (32, 64, 4, 4), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3)},
+        "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 4), 64: (64, 64, 4, 4), 128: (128, 64, 8, 3, 1)},
         "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3)},
     },
 }
+# Weights on the M side (hopper only): 64 of their rows make wgmma even where an expert has few tokens. Half as many blocks
+# as the plain tiles of 16 rows, so only where enough remain.
+SWAPPED = {"gated": {16: (64, 64, 4, 4), 32: (64, 64, 4, 4)}, "down": {16: (64, 128, 4, 4), 32: (64, 64, 4, 4)}}
+ENOUGH_BLOCKS = 264  # two for each SM of an H200
 # IEEE float32 has no tensor core: small tiles of plain multiply-adds.
 SINGLE = {"gated": {16: (16, 32, 4, 3), 32: (32, 32, 4, 3)}, "down": {16: (32, 32, 4, 3), 32: (32, 32, 4, 3)}}
-FAMILY = {80: "ampere", 86: "ampere", 89: "ampere", 120: "ampere", 90: "hopper", 100: "hopper", 103: "hopper"}
+FAMILY = {80: "a100", 86: "rtx", 89: "rtx", 120: "rtx", 90: "hopper", 100: "hopper", 103: "hopper"}
 INTERPRETER = 80  # CPU tensors in the interpreter take the choices of this target
 
 
@@ -71,17 +86,36 @@ def choose_tile(op, rows, groups, n, k, dtype, target) -> Tile:
         raise ValueError(f"compute capability {target} is not known; known: {', '.join(map(str, sorted(FAMILY)))}")
     if op not in SINGLE:
         raise ValueError(f"op: got {op!r}, wanted gated or down")
-    table = (SINGLE if dtype == torch.float32 else HALF[FAMILY[target]])[op]
+    family = FAMILY[target]
+    table = (SINGLE if dtype == torch.float32 else HALF[family])[op]
     block_m = rows_of_tile(rows, groups, max(table))
-    block_n, block_k, warps, stages = table[block_m]
-    tile = Tile(block_m, block_n, block_k, warps, stages, group_m=8 if block_m >= 64 else 1)
-    return replace(tile, block_n=min(block_n, _power_above(n)), block_k=_dividing(k, block_k))
+    swap = dtype != torch.float32 and family == "hopper" and _swap_pays(SWAPPED[op].get(block_m), rows, groups, n)
+    block_n, block_k, warps, stages, *persistent = (SWAPPED[op] if swap else table)[block_m]
+    return Tile(
+        block_m, block_n if swap else min(block_n, _power_above(n)), _dividing(k, block_k), warps, stages,
+        group_m=8 if block_m >= 64 else 1, swap_ab=swap, persistent=persistent[0] if persistent else 0,
+    )  # fmt: skip
+
+
+def _swap_pays(values, rows, groups, n) -> bool:
+    return values is not None and min(rows, groups) * -(-n // values[0]) >= ENOUGH_BLOCKS
 
 
 def rows_of_tile(rows, groups, most) -> int:
     """Twice the expected load, so that few experts need a second tile (and their weights a second read)."""
     expected = -(-2 * rows // max(groups, 1))
     return next((m for m in ROWS if m >= min(expected, most)), most)
+
+
+def programs(work, tile, device) -> int:
+    """Size of the grid for so many pieces of work."""
+    at_once = tile.persistent * processors(device)
+    return at_once if at_once and work > 2 * at_once else work
+
+
+def processors(device) -> int:
+    """Streaming multiprocessors; few where there is no GPU, so that the interpreter sees programs with several pieces."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def target_of(device) -> int:
