@@ -83,8 +83,10 @@ class ApexConfig:
             value = getattr(self, name)
             if isinstance(kind, tuple) and value not in (None, *kind):
                 raise ValueError(f"{name} is {value!r}; there are {', '.join(kind)}")
-            if kind is bool and value not in (None, True, False):
+            if kind is bool and value is not None and not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; wanted True or False")
+        given = {f.name: getattr(self, f.name) for f in fields(PolicyOptions)}
+        PolicyOptions(**{name: value for name, value in given.items() if value is not None})  # refuses what is out of range
 
     def slots(self, experts: int) -> int:
         """Pool slots per layer for a model of `experts` experts a layer."""

@@ -9,6 +9,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported, and other packages import Triton
+
 torch.set_num_threads(1)  # the suite's products are tiny, and two threads on a busy machine wait for each other
 
 

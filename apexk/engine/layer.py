@@ -128,6 +128,7 @@ def _count(engine: Engine, view: RouteView, plan: Plan, copies: int) -> None:
     totals.active += len(view.loads)
     totals.hits += sum(e in view.resident for e in view.loads)
     totals.exact += copies
+    totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert
     totals.cpu_experts += len(plan.cpu)
     totals.cpu_pairs += sum(view.loads[e] for e in plan.cpu)

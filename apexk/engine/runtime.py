@@ -108,9 +108,8 @@ class Engine:
             self._count(at, used=False, abandoned=True)
             return None
         self._book(copy, self.device.keep(at, running))
-        awaited = needed and self.policy.waits_in_flight
-        self._count(at, used=awaited)
-        return InFlight(copy.expert, running.left) if awaited else None
+        self._count(at, used=False)  # `layer.submit` counts it as used if the plan takes it
+        return InFlight(copy.expert, running.left) if needed and self.policy.waits_in_flight else None
 
     def _count(self, at: At, used: bool, abandoned: bool = False) -> None:
         totals = self.totals[at.phase]

@@ -19,7 +19,7 @@ class Totals:
     hits: int = 0  # active and resident at the routing event, landed prefetches included
     exact: int = 0
     speculative: int = 0  # speculative copies begun
-    used: int = 0  # of those: active in the layer and step they were made for
+    used: int = 0  # of those: run from their slot in the layer and step they were made for
     abandoned: int = 0  # of those: stopped before they were complete
     cpu_experts: int = 0
     cpu_pairs: int = 0

@@ -32,7 +32,6 @@ class Policy:
     resident_first: bool | None = None  # False: residents wait for the copies; None: the engine's setting
 
     def __init__(self, options: PolicyOptions = DEFAULTS):
-        _check(options)
         self.options = options
 
     def start(
@@ -97,12 +96,3 @@ class Policy:
     def on_step_done(self, step: int) -> tuple[tuple[int, int], ...]:
         """(layer, expert) copies to make after the step, in order."""
         return ()
-
-
-def _check(options: PolicyOptions) -> None:
-    if options.cost not in ("affine", "rates"):
-        raise ValueError(f"cost is {options.cost!r}; there are 'affine' and 'rates'")
-    for field, lowest_ok in (("rate_ema", False), ("forgetting", False), ("utility_decay", True)):
-        value = getattr(options, field)
-        if not 0.0 <= value <= 1.0 or (value == 0.0 and not lowest_ok):
-            raise ValueError(f"{field} is {value}; it must lie in {'[' if lowest_ok else '('}0, 1]")

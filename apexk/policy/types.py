@@ -128,6 +128,15 @@ class PolicyOptions:
     forgetting: float = 0.995
     utility_decay: float = 0.9
 
+    def __post_init__(self):
+        if self.cost not in ("affine", "rates"):
+            raise ValueError(f"cost is {self.cost!r}; there are 'affine' and 'rates'")
+        for name, zero_ok in (("rate_ema", False), ("forgetting", False), ("utility_decay", True)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0.0 <= value <= 1.0 or (value == 0.0 and not zero_ok):
+                raise ValueError(f"{name} is {value!r}; it must lie in {'[' if zero_ok else '('}0, 1]")
+
 
 @dataclass(frozen=True)
 class CostPrior:

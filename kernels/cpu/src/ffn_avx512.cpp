@@ -25,14 +25,13 @@ struct Avx512 {
   APEXK_INLINE static __m512 load_x(const float *x) { return _mm512_loadu_ps(x); }
   APEXK_INLINE static Acc fma(__m512 w, __m512 x, Acc sum) { return _mm512_fmadd_ps(w, x, sum); }
   APEXK_INLINE static void keep(__m512 &v) { __asm__("" : "+v"(v)); }
-  // Folds two vectors into one that holds half of either's lanes, twice, then adds within 128-bit lanes.
+  // Transposes within 128-bit lanes while adding, then folds the four lanes.
   APEXK_INLINE static void sum4(Acc a, Acc b, Acc c, Acc d, float *sums) {
-    const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    const __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    const __m512 pairs = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
-    const __m512 whole = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
-    _mm512_mask_compressstoreu_ps(sums, 0x1111, whole);
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
   }
   APEXK_INLINE static void pack_bf16(const bf16 *values, int n, float *packed) {
     const Raw raw = n == kChunk ? load(values) : load_tail(values, n);

@@ -66,9 +66,13 @@ APEXK_INLINE void store_sums(const typename V::Acc (&acc)[R][M], float *tile) {
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; i += 4) {
     const auto at = [&](int n) { return acc[(i + n) % kCount % R][(i + n) % kCount / R]; };
-    float sums[4];
-    V::sum4(at(0), at(1), at(2), at(3), sums);
-    for (int n = 0; n < 4 && i + n < kCount; n++) tile[(i + n) / R * kTile + (i + n) % R] = sums[n];
+    if constexpr (R == 4) {
+      V::sum4(at(0), at(1), at(2), at(3), tile + i / R * kTile);
+    } else {
+      float sums[4];
+      V::sum4(at(0), at(1), at(2), at(3), sums);
+      for (int n = 0; n < 4 && i + n < kCount; n++) tile[(i + n) / R * kTile + (i + n) % R] = sums[n];
+    }
   }
 }
 
