@@ -33,19 +33,26 @@ def route(topk_ids, slot_of, num_slots, *, block_m=16, out=None) -> Routing:
     check("out", out, ("n",), (torch.int32,), like=topk_ids)
     if out.numel() < sum(sizes):
         raise ValueError(f"out: got {out.numel()} integers, wanted at least {sum(sizes)}")
-    loads, ids, offsets, rows, tile_group, tile_row = out[: sum(sizes)].split(sizes)
+    routing, ids = unpack(out, pairs, num_experts, num_slots, block_m)
     grid = (max(num_experts, num_slots),)
     kernels._route_kernel[grid](
-        topk_ids, slot_of, loads, ids, offsets, rows, tile_group, tile_row,
-        pairs, num_experts, num_slots, tile_group.numel(),
+        topk_ids, slot_of, routing.loads, ids, routing.offsets, routing.rows, routing.tile_group, routing.tile_row,
+        pairs, num_experts, num_slots, routing.tile_group.numel(),
         MAPPED=slot_of is not None, GROUPS_PAD=pad(num_slots), BLOCK=_block(pairs), BLOCK_M=block_m, num_warps=4,
     )  # fmt: skip
-    return Routing(loads, offsets, rows, tile_group, tile_row, block_m)
+    return routing
 
 
 def routing_ints(pairs, num_experts, num_slots, block_m) -> int:
     """Size of the buffer that holds a routing: loads, ids, offsets, rows, tiles."""
     return sum(_sizes(pairs, num_experts, num_slots, block_m))
+
+
+def unpack(buffer, pairs, num_experts, num_slots, block_m):
+    """(routing, ids int32 [T*topk]) as views of a routing's buffer."""
+    sizes = _sizes(pairs, num_experts, num_slots, block_m)
+    loads, ids, offsets, rows, tile_group, tile_row = buffer[: sum(sizes)].split(sizes)
+    return Routing(loads, offsets, rows, tile_group, tile_row, block_m), ids
 
 
 def demand_view(buffer, pairs, num_experts):
