@@ -10,8 +10,10 @@ struct Avx512 {
   using X = float;
   using Raw = __m512i;
   static constexpr int kLanes = 16, kParts = 2, kChunk = 32;
-  static constexpr int kTokens = 6;  // 4 rows x 6 tokens: 24 sums, 4 weights, 1 activation and the mask fill 30 of 32
-  static constexpr int rows_for(int) { return 4; }
+  // Few tokens: 4 rows, since each activation load then serves 4 sums. More: 2 rows x up to 12 tokens, since a weight is
+  // then widened once for 12 sums; widening takes the ports that the products need. Both shapes hold 24 sums.
+  static constexpr int kTokens = 12;
+  static constexpr int rows_for(int tokens) { return tokens <= 6 ? 4 : 2; }
 
   APEXK_INLINE static Acc zero() { return _mm512_setzero_ps(); }
   APEXK_INLINE static Raw load(const bf16 *w) { return _mm512_loadu_si512(w); }

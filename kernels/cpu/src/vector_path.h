@@ -118,6 +118,23 @@ void tile_of_wide(const typename V::X *w, int64_t stride, int chunks, const type
   store_sums<V>(acc, tile);
 }
 
+// How the tokens of a unit are split: as few groups as kTokens allows, of sizes that differ by one at most.
+template <class V>
+struct Groups {
+  int count, small, large;  // `large` of the groups hold small + 1 tokens, and come first
+  explicit Groups(int tokens) {
+    count = (tokens + V::kTokens - 1) / V::kTokens;
+    small = tokens / count;
+    large = tokens % count;
+  }
+  int size(int group) const { return small + (group < large ? 1 : 0); }
+  int first(int group) const { return group * small + least(group, large); }
+  int of(int token) const {
+    const int beyond = token - large * (small + 1);
+    return beyond < 0 ? token / (small + 1) : large + beyond / small;
+  }
+};
+
 template <class V, class E>
 struct VectorPath {
   using Elem = E;
@@ -146,9 +163,10 @@ struct VectorPath {
   }
 
   static void put(void *packed, int tokens, int k, int token, int at, const E *values, int n) {
-    const int first = token / V::kTokens * V::kTokens, group = least(V::kTokens, tokens - first);
+    const Groups<V> groups(tokens);
+    const int group = groups.of(token), first = groups.first(group), size = groups.size(group);
     X *row = static_cast<X *>(packed) + static_cast<int64_t>(first) * padded(k) + (token - first) * V::kChunk;
-    pack_row(values, n, row + static_cast<int64_t>(at) * group, static_cast<int64_t>(group) * V::kChunk);
+    pack_row(values, n, row + static_cast<int64_t>(at) * size, static_cast<int64_t>(size) * V::kChunk);
   }
 
   // Calls job.template operator()<M>() with M = m.
@@ -163,15 +181,17 @@ struct VectorPath {
   static void products(const E *w, int64_t stride, int rows, int k, const void *packed, int tokens, float *tile,
                        void *scratch) {
     const X *x = static_cast<const X *>(packed);
+    const Groups<V> groups(tokens);
     if constexpr (kIsBf16) {
-      for (int first = 0; first < tokens; first += V::kTokens) {
-        with_size<V::kTokens>(least(V::kTokens, tokens - first), [&]<int M>() {
+      for (int g = 0; g < groups.count; g++) {
+        with_size<V::kTokens>(groups.size(g), [&]<int M>() {
+          const int first = groups.first(g);
           constexpr int R = V::rows_for(M);
           const int whole = rows / R * R;
           auto *carry = static_cast<typename V::Acc *>(scratch);
           const X *group = x + static_cast<int64_t>(first) * padded(k);
           float *sums = tile + first * kTile;
-          const auto form = first == 0 ? tile_of_rows<V, R, M, true> : tile_of_rows<V, R, M, false>;
+          const auto form = g == 0 ? tile_of_rows<V, R, M, true> : tile_of_rows<V, R, M, false>;
           form(w, stride, whole, k, group, sums, carry);
           tile_of_rows<V, 1, M, false>(w + whole * stride, stride, rows - whole, k, group, sums + whole, carry);
         });
@@ -181,9 +201,10 @@ struct VectorPath {
       for (int r = 0; r < rows; r += kWideRows) {
         const int count = least(kWideRows, rows - r);
         for (int i = 0; i < count; i++) pack_row(w + (r + i) * stride, k, wide + i * padded(k), V::kChunk);
-        for (int first = 0; first < tokens; first += V::kTokens) {
-          with_size<V::kTokens>(least(V::kTokens, tokens - first), [&]<int M>() {
+        for (int g = 0; g < groups.count; g++) {
+          with_size<V::kTokens>(groups.size(g), [&]<int M>() {
             constexpr int R = V::rows_for(M);
+            const int first = groups.first(g);
             const X *group = x + static_cast<int64_t>(first) * padded(k);
             float *sums = tile + first * kTile + r;
             const int chunks = padded(k) / V::kChunk;

@@ -4,8 +4,8 @@ import pytest
 import torch
 from apexk.kernels.cpu.ffn import HostFFN
 
-# 0 and 1 tokens; one below, at and above the groups of tokens that kernels form; more than one group.
-TOKENS = [0, 1, 2, 5, 6, 7, 33]
+# 0 and 1 tokens; one below, at and above the groups of 6 and 12 tokens that kernels form; more than one group.
+TOKENS = [0, 1, 2, 5, 6, 7, 13, 33]
 # Below one vector; no multiple of any vector; just above a multiple of 256.
 SIZES = [(8, 40), (40, 8), (100, 264), (264, 100), (256, 128)]
 
@@ -98,13 +98,14 @@ def test_nan_and_infinity_stay_in_their_token(case, ffn):
 
 
 def test_a_token_does_not_depend_on_its_neighbours(case, ffn):
-    one = case(33, 264, 100, experts=3)
-    together = one.run(ffn).view(33, 3, 264)
+    """33 tokens form groups of other sizes than one does, and sums over 1064 elements pause between blocks of k."""
+    one = case(33, 1064, 100, experts=3)
+    together = one.run(ffn).view(33, 3, 1064)
     for token in (0, 5, 6, 31, 32):
-        alone = case(33, 264, 100, experts=3)
+        alone = case(33, 1064, 100, experts=3)
         part = slice(token, token + 1)
         alone.x, alone.ids, alone.topk_weights = one.x[part], one.ids[part].contiguous(), one.topk_weights[part]
-        alone.out = torch.full((3, 264), torch.nan)
+        alone.out = torch.full((3, 1064), torch.nan)
         assert torch.equal(alone.run(ffn), together[token])
 
 
