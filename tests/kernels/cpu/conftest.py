@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+
 from apexk.kernels.cpu import library
 from apexk.kernels.cpu.ffn import HostFFN
 from apexk.kernels.cpu.reference import grouped_ffn_ref

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from apexk.kernels.cpu.ffn import HostFFN
 
 # 0 and 1 tokens; one below, at and above the groups of 6 and 12 tokens that kernels form; more than one group.

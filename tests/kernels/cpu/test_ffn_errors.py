@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from apexk.kernels.cpu import library
 from apexk.kernels.cpu.ffn import HostFFN
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+
 from apexk.kernels.cpu.ffn import HostFFN
 
 
