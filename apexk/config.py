@@ -17,6 +17,7 @@ DEFAULTS = {
     "rate_ema": 0.2,
     "forgetting": 0.995,
     "utility_decay": 0.9,
+    "evict": "utility",
     "resident_first": True,
     "in_flight": "finish",
     "prefetch_protects": "predicted",
@@ -46,7 +47,7 @@ class ApexConfig:
     popularity: `[layers][experts]` activation counts on a calibration text, for the first residents; None: evenly spread.
     seed: of that spread.
     The rest is None where the hardware file's value or the default is wanted:
-    cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step;
+    cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step; evict: eviction rule;
     resident_first: resident experts run before the copies land; in_flight: "finish" | "abort" the prefetch that runs at a
     routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch.
     """
@@ -64,6 +65,7 @@ class ApexConfig:
     rate_ema: float | None = None
     forgetting: float | None = None
     utility_decay: float | None = None
+    evict: str | None = None
     resident_first: bool | None = None
     in_flight: str | None = None
     prefetch_protects: str | None = None

@@ -7,7 +7,7 @@ operation names what it reads and writes, so that an ordering check needs no GPU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,14 +49,21 @@ class Event(Protocol):
     """A point on a lane. Its times are known once it is done."""
 
 
+def wait_for(*events: Event | None) -> tuple[Event, ...]:
+    """The order of an operation, spelled out: it starts after each of these. None stands for what is known to be done.
+
+    Every order that the engine asks for is an argument of this function, so that a test can find and remove each.
+    """
+    return tuple(event for event in events if event is not None)
+
+
 @dataclass(frozen=True)
 class SpeculativeCopy:
-    """One entry of the speculative queue: `expert` of `layer` into `slot`, not before the events in `after`."""
+    """One entry of the speculative queue: `expert` of `layer` into `slot`."""
 
     layer: int
     expert: int
     slot: int
-    after: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,14 @@ class Stopped:
     running: Running | None = None
 
 
+@dataclass(frozen=True)
+class Ticket:
+    """A prediction on its way: `event` ends the work on the side stream, `result` is the device's own."""
+
+    event: Event
+    result: Any
+
+
 class Device(Protocol):
     """The operations of one layer. None blocks the host but `read_back`; each returns the event of its end."""
 
@@ -87,7 +102,11 @@ class Device(Protocol):
         """Marks the dense work before this layer's router (attention)."""
 
     def read_back(self, at: At, rows: Rows) -> dict[int, int]:
-        """Token loads of the active experts, on the host. The routing event; the only blocking sync of a layer."""
+        """Token loads of the active experts, on the host. The routing event; the only blocking sync of a layer.
+
+        Everything before it on the compute stream is done when it returns. So a slot that the engine gives to a copy has
+        no reader left: victims are never active in this layer, and earlier layers' kernels have ended.
+        """
 
     def stop_speculation(self, at: At) -> Stopped:
         """Ends the speculative queue: nothing new starts, what landed and what runs is returned."""
@@ -101,26 +120,31 @@ class Device(Protocol):
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Event:
         """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`."""
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Event]) -> Event:
+    def copy_expert(self, at: At, expert: int, slot: int) -> Event:
         """Exact copy of this layer's `expert` into `slot`, in the order of the calls."""
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""
 
-    def predict(self, at: At, rows: Rows, router: Router | None) -> Any:
+    def predict(self, at: At, rows: Rows, router: Router | None) -> Ticket:
         """Starts the next layer's own routing function on this layer's MoE input, on the side stream."""
 
-    def take_prediction(self, ticket: Any) -> tuple[Mapping[int, int], Mapping[int, float]] | None:
+    def take_prediction(self, ticket: Ticket) -> tuple[Mapping[int, int], Mapping[int, float]] | None:
         """(predicted loads, predicted score sums) of a `predict` call, or None where it is not there yet."""
 
     def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
         """Hands the channel a queue to serve in order after the exact copies, until `stop_speculation`."""
 
-    def combine(self, at: At, rows: Rows, out: torch.Tensor | None, shared: torch.Tensor | None, after: Sequence[Event]) -> Event:
-        """Sums `rows.pairs` over top-k in fixed order, adds `shared`, writes `out [T, H]`."""
+    def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor | None, shared: torch.Tensor | None,
+                after: Sequence[Event]) -> Event:
+        """On the compute stream, after the layer's `run_slots`: sums `rows.pairs` over top-k in fixed order, adds `shared`, writes `out [T, H]`. `experts` are
+        the layer's active ones."""
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         """Fills a slot before the first step; not part of any timeline."""
+
+    def synchronize(self) -> None:
+        """Blocks until everything asked for is done; only at a restart, never in a layer."""
 
     def channel_wait_ms(self) -> float:
         """How long the channel stays busy before an exact copy asked for now could start."""

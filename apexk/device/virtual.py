@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped
+from apexk.device import accesses
+from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
 from apexk.device.halves import Halves
 from apexk.hardware import Hardware
 from apexk.timeline.writer import Timeline
@@ -53,13 +54,13 @@ class VirtualDevice:
         self._launched: At | None = None
 
     def begin_layer(self, at: At) -> None:
-        self._run("gpu", "attention", at, self.hardware.layer.o_att)
+        self._run("gpu", "attention", at, self.hardware.layer.o_att, names=accesses.attention())
 
     def read_back(self, at: At, rows: Rows) -> dict[int, int]:
         loads = rows.loads
         if loads is None:
             loads = self.halves.begin(rows)
-        routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, writes=[f"L{at.layer}.routing"])
+        routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, names=accesses.route())
         self._now = max(self._now, routed.end)
         return {int(e): int(n) for e, n in loads.items() if n > 0}
 
@@ -67,7 +68,7 @@ class VirtualDevice:
         landed, running = [], None
         while self._queue and running is None:
             copy = self._queue[0]
-            start = max(self._free["h2d"], self._queued_at, *(e.end for e in copy.after))
+            start = max(self._free["h2d"], self._queued_at)
             if start >= self._now:
                 break
             self._queue.popleft()
@@ -91,7 +92,7 @@ class VirtualDevice:
         self._free["h2d"] = self._now
         done = round(self._bytes * (1 - running.left))
         self._row("copy.spec", "h2d", at, span, layer=copy.layer, bytes=done, experts=[copy.expert],
-                  writes=[f"L{copy.layer}.slot{copy.slot}"], abandoned=True)
+                  names=accesses.copy(copy.layer, copy.expert, copy.slot), abandoned=True)
         if self.halves:
             self.halves.poison(copy.layer, copy.slot)
 
@@ -99,12 +100,12 @@ class VirtualDevice:
         pairs = sum(loads[e] for e in experts)
         if self.halves and experts:
             self.halves.run_host(at.layer, rows, experts)
-        return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=list(experts), tokens=pairs,
-                         reads=[f"L{at.layer}.x"], writes=[f"L{at.layer}.rows.e{e}" for e in experts])
+        return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=experts, tokens=pairs,
+                         names=accesses.host_ffn(experts))
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span]) -> Span:
+    def copy_expert(self, at: At, expert: int, slot: int) -> Span:
         first, self._exact_batch = self._exact_batch != at, at
-        start = max(self._now, self._free["h2d"], *(e.end for e in after))
+        start = max(self._now, self._free["h2d"])
         span = Span(start, start + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
         self._free["h2d"] = span.end
         self._record_copy("copy.exact", at, at.layer, expert, slot, span)
@@ -115,35 +116,34 @@ class VirtualDevice:
         pairs = sum(loads[e] for e in slots)
         if self.halves:
             self.halves.run_slots(at.layer, rows, slots)
-        return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=list(slots), tokens=pairs,
-                         reads=[f"L{at.layer}.x", *(f"L{at.layer}.slot{s}" for s in slots.values())],
-                         writes=[f"L{at.layer}.rows.e{e}" for e in slots])
+        return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
+                         names=accesses.slot_ffn(at.layer, slots))
 
-    def predict(self, at: At, rows: Rows, router) -> tuple | None:
-        self._run("side", "predict", at, 0.0, tokens=rows.tokens, reads=[f"L{at.layer}.x"], writes=[f"L{at.layer + 1}.prediction"])
-        if self.halves and router is not None:
-            return self.halves.predict(rows, router)
-        return rows.predicted
+    def predict(self, at: At, rows: Rows, router) -> Ticket:
+        span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=accesses.predict())
+        return Ticket(span, self.halves.predict(rows, router) if self.halves and router is not None else rows.predicted)
 
-    def take_prediction(self, ticket):
-        return ticket
+    def take_prediction(self, ticket: Ticket):
+        return ticket.result
 
     def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
         self._queue, self._queued_at = deque(queue), self._now
 
-    def combine(self, at: At, rows: Rows, out, shared, after: Sequence[Span]) -> Span:
+    def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Span]) -> Span:
         if self.halves and out is not None:
             self.halves.combine(rows, out, shared)
         ready = max(self._free["gpu"], *(e.end for e in after))
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)
-        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens,
-                         reads=[f"L{at.layer}.rows"], writes=[f"L{at.layer}.out"])
+        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=accesses.combine(experts))
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         if self.halves:
             self.halves.fill(layer, expert, slot)
+
+    def synchronize(self) -> None:
+        self._now = max(self._now, *self._free.values())
 
     def channel_wait_ms(self) -> float:
         return max(0, self._free["h2d"] - self._now) / NS
@@ -172,11 +172,8 @@ class VirtualDevice:
     def _record_copy(self, kind: str, at: At, layer: int, expert: int, slot: int, span: Span) -> None:
         if self.halves:
             self.halves.fill(layer, expert, slot)
-        self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert],
-                  reads=[f"host.L{layer}.e{expert}"], writes=[f"L{layer}.slot{slot}"])
+        self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert], names=accesses.copy(layer, expert, slot))
 
-    def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, bytes: int = 0, experts=(), tokens: int = 0,
-             reads=(), writes=(), **more) -> None:
+    def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, names: accesses.Names = ((), ()), **facts) -> None:
         self.timeline.add(step=at.step, layer=at.layer if layer is None else layer, phase=at.phase, kind=kind, lane=lane,
-                          start_ns=span.start, end_ns=span.end, bytes=bytes, experts=list(experts), tokens=tokens,
-                          reads=list(reads), writes=list(writes), modelled=True, **more)
+                          start_ns=span.start, end_ns=span.end, reads=names[0], writes=names[1], modelled=True, **facts)

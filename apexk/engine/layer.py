@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from apexk.device.base import At, Event, Router, Rows
+from apexk.device.base import At, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
 from apexk.engine.runtime import Engine
 from apexk.policy import check_plan, decision_to_dict
@@ -26,6 +26,7 @@ class LayerTask:
     rows: Rows
     loads: dict[int, int]
     events: LayerEvents
+    predicted: Event | None  # the prediction has read x
 
 
 def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Router | None = None) -> LayerTask:
@@ -56,14 +57,15 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
         if predicted is not None:
             engine.speculate(at, Prediction(*predicted))
     _count(engine, view, plan, len(events.copies))
-    return LayerTask(at, rows, loads, events)
+    return LayerTask(at, rows, loads, events, ticket.event if ticket else None)
 
 
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
     events = task.events
-    after = [event for _, event in events.launches] + ([events.host] if events.host else [])
-    events.combined = engine.device.combine(task.at, task.rows, out, shared, after)
+    # x may be written again once this layer is merged, so the merge also waits for the prediction, which reads it
+    after = wait_for(events.host, task.predicted)
+    events.combined = engine.device.combine(task.at, task.rows, task.loads, out, shared, after)
     engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
     engine.observer.add(events)
     engine.leave()
@@ -85,28 +87,25 @@ def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEven
     slots = engine.slots[at.layer]
     fetch = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
     for expert, slot in zip(fetch, engine.take_slots(at.layer, fetch, frozenset(view.loads), at.step), strict=True):
-        after = [e for e in (slots[slot].read, slots[slot].written) if e is not None]
-        event = engine.device.copy_expert(at, expert, slot, after)
+        event = engine.device.copy_expert(at, expert, slot)
         slots.begin(expert, slot, event)
         events.copies.append(event)
     return plan.exact_fetch
 
 
 def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], loads: dict[int, int], kind: str) -> None:
-    """Runs slots once their copies are done, and notes that they are being read."""
+    """Runs slots once their copies are done."""
     if not experts:
         return
     slots = engine.slots[events.at.layer]
     places = {e: slots.slot_of(e) for e in experts}
-    after = [slots[s].written for s in places.values() if slots[s].written is not None]
+    after = wait_for(*(slots[slot].written for slot in places.values()))
     event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
-    for slot in places.values():
-        slots[slot].read = event
     events.launches.append((len(experts), event))
     events.gpu_pairs += sum(loads[e] for e in experts)
 
 
-def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None):
+def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> Ticket | None:
     if not engine.policy.speculates or engine.capacity == 0 or at.layer + 1 >= engine.shape.layers:
         return None
     return engine.device.predict(at, rows, next_router)

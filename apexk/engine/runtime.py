@@ -83,10 +83,7 @@ class Engine:
                                          rule=self.settings.prefetch_protects)
         victims = self.policy.victims(layer, candidates, max(0, min(len(queue) - len(free), len(candidates))), at.step)
         places = (free + [slots.slot_of(e) for e in victims])[: len(queue)]
-        copies = []
-        for expert, slot in zip(queue, places, strict=False):
-            after = tuple(e for e in (slots[slot].read, slots[slot].written) if e is not None)
-            copies.append(SpeculativeCopy(layer, expert, slot, after))
+        copies = [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
         if copies:
             self.device.speculate(at, copies)
 
@@ -129,6 +126,7 @@ class Engine:
     def _restart(self) -> None:
         """Fills the pool with the policy's initial residents; at the start, and after an interrupted layer."""
         self.device.stop_speculation(At(max(self._step, 0), 0, "prefill"))
+        self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
         self.open_layer, self._layer = None, self.shape.layers
         self.observer.forget()
         self.slots = [Slots(layer, self.capacity) for layer in range(self.shape.layers)]

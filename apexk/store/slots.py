@@ -1,8 +1,8 @@
 """Which expert is in which slot of one layer's pool: states only, no tensors.
 
 A slot's life: free -> loading (its copy runs) -> ready (resident) -> free. Residency changes when a copy has landed, not
-when it is asked for. Each slot carries the event of its last write and of its last read, so that whoever uses it next
-can wait for them.
+when it is asked for. A slot carries the event of its copy while that runs, for its readers. Copies into one slot need no
+event: the channel runs them in order; nor does a copy need one of the slot's readers (see `Device.read_back`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 class Slot:
     expert: int | None = None
     loading: bool = False
-    written: Any = None  # event: the copy into this slot has landed
-    read: Any = None  # event: the last reader of this slot is done
+    written: Any = None  # event: the copy into this slot has landed; None once that is known
 
 
 class Slots:
@@ -67,10 +66,11 @@ class Slots:
         state.expert, state.loading, state.written = expert, True, written
 
     def land(self, expert: int) -> None:
-        """The copy of `expert` is done: it is resident."""
+        """The copy of `expert` is known to be done: it is resident, and nobody has to wait for it any more."""
         if expert not in self._of or not self.slots[self._of[expert]].loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to land: {self._say(expert)}")
-        self.slots[self._of[expert]].loading = False
+        slot = self.slots[self._of[expert]]
+        slot.loading, slot.written = False, None
 
     def abandon(self, expert: int) -> int:
         """The copy of `expert` was stopped or failed: its slot is free and holds nothing usable."""

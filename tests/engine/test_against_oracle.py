@@ -1,5 +1,6 @@
 """The engine on a virtual device without tensors, against a model of the run written from the design's description."""
 
+import importlib
 import random
 
 import pytest
@@ -8,8 +9,7 @@ from oracle import Oracle
 from apexk import hardware
 from apexk.device.base import Rows
 from apexk.device.virtual import VirtualDevice
-from apexk.engine import layer as engine_layer
-from apexk.engine.runtime import Engine, EngineSettings
+from apexk.engine.runtime import EngineSettings
 from apexk.policy import registry
 from apexk.policy.types import CostPrior, ModelShape, PolicyOptions
 from apexk.timeline.writer import Timeline
@@ -44,14 +44,17 @@ def trace(seed: int, tokens: int):
     return steps, popularity
 
 
-def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None):
+def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None, wrap=lambda device: device):
+    # by name at each call: the ordering tests put changed copies of these modules in their place
+    Engine = importlib.import_module("apexk.engine.runtime").Engine
+    engine_layer = importlib.import_module("apexk.engine.layer")
     policy = registry.get(policy_name, PolicyOptions(utility_decay=0.5))
     shape = ModelShape(LAYERS, EXPERTS, TOPK)
     prior = CostPrior(machine.cpu.c0, machine.cpu.a, machine.cpu.b, machine.link.s0, machine.link.t1, machine.gpu.g0, machine.gpu.g1,
                       machine.gpu.g2, machine.cpu.fixed_when_empty)
     policy.start(shape, capacity, prior, popularity)
     timeline = timeline or Timeline(None)
-    device = VirtualDevice(machine, timeline, bytes_per_expert=6291456)
+    device = wrap(VirtualDevice(machine, timeline, bytes_per_expert=6291456))
     settings = settings or EngineSettings(resident_first=False, in_flight="abort", prefetch_protects="in_use")
     engine = Engine(shape, capacity, device, policy, settings, timeline, 6291456)
     for loads, guess in steps:

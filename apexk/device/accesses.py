@@ -1,0 +1,43 @@
+"""What each operation reads and writes, by name; for the timeline's rows and for the ordering check.
+
+`x`, `routing`, `prediction`, `rows` and `out` are buffers that every layer uses again; slots and host blocks belong to
+their layer. `rows.e7` are the weighted rows of expert 7's pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+Names = tuple[list[str], list[str]]  # (reads, writes)
+
+
+def slot_name(layer: int, slot: int) -> str:
+    return f"L{layer}.slot{slot}"
+
+
+def attention() -> Names:
+    return ["out"], ["x"]
+
+
+def route() -> Names:
+    return ["x"], ["routing"]
+
+
+def predict() -> Names:
+    return ["x"], ["prediction"]
+
+
+def host_ffn(experts: Iterable[int]) -> Names:
+    return ["x", "routing"], [f"rows.e{e}" for e in experts]
+
+
+def slot_ffn(layer: int, slots: Mapping[int, int]) -> Names:
+    return ["x", "routing", *(slot_name(layer, s) for s in slots.values())], [f"rows.e{e}" for e in slots]
+
+
+def copy(layer: int, expert: int, slot: int) -> Names:
+    return [f"host.L{layer}.e{expert}"], [slot_name(layer, slot)]
+
+
+def combine(experts: Iterable[int]) -> Names:
+    return [f"rows.e{e}" for e in experts], ["out"]

@@ -1,0 +1,130 @@
+"""The engine's order, checked without a GPU: no two conflicting accesses without an event between them; and the check
+itself is checked, by removing each order that the engine asks for and expecting a catch."""
+
+import ast
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_against_oracle import run_engine, trace
+from test_timeline import POLICIES, RULES
+
+import apexk.engine
+from apexk.device.base import Rows
+from apexk.device.checked import CheckedDevice, OrderError
+
+ENGINE = Path(apexk.engine.__file__).parent
+
+
+class LatePredictions:
+    """A device whose every third prediction is not there when the host asks for it."""
+
+    def __init__(self, inner):
+        self.inner, self.asked = inner, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def take_prediction(self, ticket):
+        self.asked += 1
+        return None if self.asked % 3 == 0 else self.inner.take_prediction(ticket)
+
+
+def checked(device):
+    return CheckedDevice(LatePredictions(device))
+
+
+def run_checked(name, capacity, seed, tokens, rules):
+    steps, popularity = trace(seed, tokens)
+    return run_engine(name, capacity, steps, popularity, tokens, settings=rules, wrap=checked)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=st.sampled_from(POLICIES), capacity=st.integers(0, 24), seed=st.integers(0, 10_000), tokens=st.sampled_from([1, 3, 8, 33]),
+    rules=st.sampled_from(RULES),
+)  # fmt: skip
+def test_every_run_is_ordered(name, capacity, seed, tokens, rules):
+    run_checked(name, capacity, seed, tokens, rules)
+
+
+def test_checking_changes_nothing():
+    steps, popularity = trace(2, 8)
+    plain = run_engine("apex", 6, steps, popularity, 8, settings=RULES[0], wrap=LatePredictions)
+    assert run_checked("apex", 6, 2, 8, RULES[0]).totals == plain.totals
+
+
+def interrupted(rules):
+    """A layer that was submitted and never merged; the next pass starts over."""
+    steps, popularity = trace(1, 8)
+    engine = run_engine("apex", 6, steps, popularity, 8, settings=rules, wrap=checked)
+    engine_layer = importlib.import_module("apexk.engine.layer")
+    engine_layer.submit(engine, 0, Rows(tokens=8, topk=4, loads=steps[0][0][0]), "decode")
+    engine_layer.join(engine, engine_layer.submit(engine, 0, Rows(tokens=8, topk=4, loads=steps[0][0][0]), "decode"))
+
+
+def test_a_restart_is_ordered():
+    interrupted(RULES[0])
+
+
+class Removal(ast.NodeTransformer):
+    """Removes one order: the `number`-th argument of all `wait_for` calls, or the `number`-th bare fence statement."""
+
+    def __init__(self, number):
+        self.number, self.seen, self.removed = number, 0, None
+
+    def _hit(self, node):
+        self.seen += 1
+        if self.seen - 1 == self.number:
+            self.removed = f"line {node.lineno}: {ast.unparse(node)}"
+            return True
+        return False
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "wait_for":
+            node.args = [arg for arg in node.args if not self._hit(arg)]
+        return node
+
+    def visit_Expr(self, node):
+        self.generic_visit(node)
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "synchronize" and self._hit(call):
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+
+def sites():
+    found = []
+    for path in sorted(ENGINE.glob("*.py")):
+        number = 0
+        while True:
+            removal = Removal(number)
+            removal.visit(ast.parse(path.read_text()))
+            if removal.removed is None:
+                break
+            found.append(pytest.param(path, number, id=f"{path.stem}:{removal.removed}"))
+            number += 1
+    return found
+
+
+@pytest.mark.parametrize(("path", "number"), sites())
+def test_each_order_is_needed(path, number, monkeypatch):
+    for name in ("runtime", "layer"):  # layer imports runtime
+        source = ENGINE / f"{name}.py"
+        tree = ast.parse(source.read_text())
+        if source == path:
+            tree = ast.fix_missing_locations(Removal(number).visit(tree))
+        module = types.ModuleType(f"apexk.engine.{name}")
+        module.__package__ = "apexk.engine"
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(tree, str(source), "exec"), vars(module))
+    with pytest.raises(OrderError):
+        for rules in RULES:
+            for policy in ("apex", "sa_only"):
+                run_checked(policy, 6, 4, 8, rules)
+            interrupted(rules)
