@@ -36,6 +36,7 @@ class Report:
     loop: Counts
     half: bool = False  # multiplies half-precision operands
     note: str = ""
+    variant: str = ""  # tells apart launches of one kernel, case and tile
 
     def plain(self) -> dict:
         """Numbers, strings and dicts only, for a JSON file."""
@@ -67,7 +68,7 @@ def analyse(launch: Launch, target: int, label: str = "") -> Report:
     return Report(
         launch.kernel.__name__, label, target, triton.__version__, version, regs, spills, meta.shared, space.fits, warps,
         stages, space.blocks, space.percent, space.limiter, round(inflight, 1), round(TARGETS[target].need_kib, 1),
-        everything, loop, half, note,
+        everything, loop, half, note, launch.variant(),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from . import kept
 from .targets import TARGETS
 
 GEMMS = ("_gated_gemm_kernel", "_grouped_gemm_kernel")
@@ -70,12 +71,16 @@ def run_one(job):
         return spec.label, tile, spec.launch.kernel.__name__, f"{type(error).__name__}: {str(error)[-300:]}"
 
 
+def shape(report, tile) -> str:
+    """64x128x64T w8 s3: block sizes, T where weights are on the M side, warps, stages."""
+    sizes = "x".join(str(tile[k]) for k in ("BLOCK_M", "BLOCK_N", "BLOCK_K")) if "BLOCK_N" in tile else "-"
+    return f"{sizes}{'T' if tile.get('SWAP_AB') else ''} w{report.warps} s{report.stages}"
+
+
 def row(report, tile) -> tuple:
-    shape = "x".join(str(tile[k]) for k in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if k in tile) if "BLOCK_N" in tile else "-"
     part = report.loop if report.loop.instructions else report.all
     return (
-        report.kernel, report.label, report.target,
-        f"{shape}{'T' if tile.get('SWAP_AB') else ''} w{report.warps} s{report.stages}", report.regs, report.spill_bytes,
+        report.kernel, report.label, report.target, shape(report, tile), report.regs, report.spill_bytes,
         report.shared_bytes, report.blocks, _plain(report.loop.mma), _plain(part.loads), _plain(part.copies),
         f"{report.inflight_kib}/{report.need_kib}" if report.inflight_kib else "-",
     )  # fmt: skip
@@ -92,6 +97,7 @@ def main(argv=None) -> int:
     parser.add_argument("--targets", default=",".join(map(str, DEFAULT_TARGETS)), help="compute capabilities, 86 for 8.6")
     parser.add_argument("--quick", action="store_true", help="what one model's layer launches, nothing else")
     parser.add_argument("--json", metavar="PATH", help="write every figure here")
+    parser.add_argument("--keep", action="store_true", help="write this run's figures into the kept table")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
     targets = [int(t) for t in args.targets.split(",")]
@@ -111,12 +117,31 @@ def main(argv=None) -> int:
     print(table(row(report, tile) for report, tile in reports))
     failed = [(label, kernel, "does not compile: " + text) for label, _, kernel, text in results if isinstance(text, str)]
     failed += [(f"sm_{r.target} {r.label}", r.kernel, text) for r, tile in reports for text in failures(r, tile)]
+    failed += compare(reports, args.keep)
     for label, kernel, text in failed:
         print(f"FAILED {label} {kernel}: {text}")
     print(f"{len(results)} launches on {len(targets)} targets, {len(failed)} failures")
     if args.json:
         Path(args.json).write_text(json.dumps([{**r.plain(), "tile": tile} for r, tile in reports], indent=1))
     return 1 if failed else 0
+
+
+def compare(reports, keep) -> list[tuple]:
+    """Regressions against the kept table of this Triton version, after updating it where that is asked for."""
+    if not reports:
+        return []
+    path = kept.path_of(reports[0][0].triton)
+    before, now = kept.load(path), {}
+    for report, tile in reports:
+        name = f"{report.kernel} {report.label} {shape(report, tile)} {report.variant}"
+        now[report.target, name] = kept.entry(report, name)
+    if keep:
+        kept.save(path, (before | now).values())
+        return []
+    if not before:
+        print(f"no table is kept for Triton {reports[0][0].triton}; --keep makes one", file=sys.stderr)
+        return []
+    return [(f"sm_{t}", name, text) for (t, name), e in now.items() for text in kept.regressions(e, before.get((t, name)))]
 
 
 def compile_all(targets, quick, jobs):

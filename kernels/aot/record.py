@@ -28,20 +28,28 @@ class Launch:
         signature, constexprs, attrs = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
             value = self.values[parameter.name]
-            if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            specialise = not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and specialise):
                 signature[parameter.name], constexprs[(index,)] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = "*" + TYPE_NAMES[value.dtype]
                 attrs[(index,)] = ALIGNED
             elif isinstance(value, int):
                 signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-                if value % 16 == 0:
+                if value % 16 == 0 and specialise:
                     attrs[(index,)] = ALIGNED
             elif isinstance(value, float):
                 signature[parameter.name] = "fp32"
             else:
                 raise TypeError(f"{self.kernel.__name__}: argument {parameter.name} is a {type(value).__name__}")
         return signature, constexprs, attrs
+
+    def variant(self) -> str:
+        """Compile-time switches that are on, and what is absent: names one launch among those of one kernel and tile."""
+        flags = [n for n, v in self.values.items() if v is True] + [f"{n}={v}" for n, v in self.values.items() if isinstance(v, str)]
+        present = [n for n in ("bias_ptr", "weights_ptr", "ready_ptr", "slot_of_ptr", "shared_ptr") if self.values.get(n) is not None]
+        sizes = [f"{n}={v}" for n, v in self.values.items() if n.isupper() and isinstance(v, int) and not isinstance(v, bool)]
+        return " ".join(sorted(flags + present + [s for s in sizes if "BLOCK_" not in s or "BLOCK_H" in s]))
 
     def key(self):
         """Equal keys compile to equal code."""

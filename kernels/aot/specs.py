@@ -17,14 +17,17 @@ from .record import Launch, record
 
 TOKENS = {"decode": 4, "batch": 32, "prefill": 512, "long": 4096}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# model, tokens, dtype. Cases that lead to code seen before are dropped, so the list may be generous.
+# model, tokens, dtype. Cases that lead to code seen before are dropped, so the lists may be generous.
 QUICK = [("qwen3.5-35b-a3b", "decode", "bf16"), ("qwen3.5-35b-a3b", "long", "bf16"), ("qwen3.5-35b-a3b", "decode", "fp32")]
-FULL = QUICK + [
-    (model, tokens, dtype)
-    for model in ("qwen3.5-35b-a3b", "qwen3-next-80b", "glm-4.5-air", "gpt-oss-20b")
-    for tokens in TOKENS
-    for dtype in ("bf16", "fp16")
-] + [("glm-4.5-air", "decode", "fp32"), ("glm-4.5-air", "long", "fp32")]  # fmt: skip
+FULL = [
+    *QUICK,
+    *[("qwen3.5-35b-a3b", tokens, "bf16") for tokens in ("batch", "prefill")],
+    *[("qwen3.5-35b-a3b", tokens, "fp16") for tokens in ("decode", "long")],
+    *[("glm-4.5-air", tokens, "bf16") for tokens in TOKENS],
+    *[("qwen3-next-80b", tokens, "bf16") for tokens in ("decode", "long")],
+    *[("gpt-oss-20b", tokens, "bf16") for tokens in ("decode", "prefill")],
+    ("glm-4.5-air", "long", "fp32"),
+]
 
 
 @dataclass
@@ -40,7 +43,8 @@ def specs(target, quick=False) -> list[Spec]:
     found = {}
     for model, tokens, dtype in QUICK if quick else FULL:
         shape, sizes = MODELS[model], (TOKENS[tokens], DTYPES[dtype], target)
-        for launch in record(lambda: layer_calls(shape, *sizes, stand_alone=not quick)):  # noqa: B023 - called at once
+        alone = not quick and (model, tokens, dtype) in QUICK
+        for launch in record(lambda: layer_calls(shape, *sizes, stand_alone=alone)):  # noqa: B023 - called at once
             found.setdefault(launch.key(), Spec(f"{model} {tokens} {dtype}", target, launch))
     return list(found.values())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from apexk.kernels.aot import kept
 from apexk.kernels.aot.compile import Report
 from apexk.kernels.aot.gate import failures, main
 from apexk.kernels.aot.sass import Counts, count, width
@@ -84,6 +85,29 @@ def test_wgmma_is_wanted_where_64_rows_meet_the_tensor_core():
     assert "wgmma expected" in failures(hopper, {**TILE, "BLOCK_M": 64})[0]
     assert "wgmma expected" in failures(hopper, {**TILE, "BLOCK_N": 64, "SWAP_AB": True})[0]
     assert not failures(hopper, TILE)
+
+
+def test_kept_table_comes_back_and_shows_what_got_worse(tmp_path):
+    before = kept.entry(GOOD, "gated 16x32x64")
+    kept.save(tmp_path / "deep" / "table.jsonl", [before])
+    assert kept.load(tmp_path / "deep" / "table.jsonl") == {(86, "gated 16x32x64"): before}
+    assert kept.load(tmp_path / "none.jsonl") == {}
+    assert kept.regressions(before, before) == []
+    assert kept.regressions(kept.entry(replace(GOOD, regs=60, blocks=4), ""), before) == []
+    assert "2 blocks an SM, kept 3" in kept.regressions(kept.entry(replace(GOOD, blocks=2), ""), before)
+    assert "spills 4 bytes, kept 0" in kept.regressions(kept.entry(replace(GOOD, spill_bytes=4), ""), before)
+    narrow = replace(GOOD, loop=replace(LOOP, copies=Counter({32: 5})))
+    assert "copies [32], kept [128]" in kept.regressions(kept.entry(narrow, ""), before)
+    assert "not in the kept table" in kept.regressions(before, None)[0]
+
+
+def test_the_repository_keeps_a_table_without_spills():
+    tables = sorted(kept.FOLDER.glob("triton-*.jsonl"))
+    assert tables
+    for path in tables:
+        entries = kept.load(path)
+        assert {t for t, _ in entries} >= {80, 86, 90}
+        assert all(e["spill_bytes"] == 0 for e in entries.values())
 
 
 def test_unknown_target_is_misuse(capsys):
