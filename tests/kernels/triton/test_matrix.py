@@ -37,20 +37,22 @@ def pairs_of(case):
     return set(itertools.combinations(enumerate(case), 2))
 
 
+def gain(axis, value, chosen, open_pairs):
+    """Pairs that this value would meet for the first time."""
+    return sum(tuple(sorted([(axis, value), other], key=lambda p: p[0])) in open_pairs for other in chosen.items())
+
+
 def pairwise(axes):
     """A cover by greed: each case takes, axis by axis, the value that meets most pairs not met so far."""
     values = list(axes.values())
     open_pairs = {((i, a), (j, b)) for i, j in itertools.combinations(range(len(values)), 2) for a in values[i] for b in values[j]}
     cases = []
     while open_pairs:
-        (i, a), (j, b) = min(open_pairs, key=str)
-        chosen = {i: a, j: b}
+        chosen = dict(min(open_pairs, key=str))
         for axis in range(len(values)):
             if axis not in chosen:
-                def gain(value, axis=axis):
-                    return sum(tuple(sorted([(axis, value), other], key=lambda p: p[0])) in open_pairs for other in chosen.items())
-
-                chosen[axis] = max(values[axis], key=gain)
+                gains = [gain(axis, value, chosen, open_pairs) for value in values[axis]]
+                chosen[axis] = values[axis][gains.index(max(gains))]
         case = tuple(chosen[axis] for axis in range(len(values)))
         open_pairs -= pairs_of(case)
         cases.append(case)
