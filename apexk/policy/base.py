@@ -13,7 +13,7 @@ from typing import get_args
 
 from .cost_affine import AffineModel
 from .cost_rates import RateModel
-from .evict import LayerUtility
+from .evict import RULES, Belady
 from .ranker import speculative_order
 from .types import CostPrior, Costs, ModelShape, Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
 
@@ -30,6 +30,8 @@ class Policy:
     fetches: bool  # copies missed experts of the current layer
     waits_in_flight: bool  # a running prefetch that the layer needs is offered to `on_route` as `view.in_flight`
     resident_first: bool | None = None  # False: residents wait for the copies; None: the engine's setting
+    uses_cpu = True  # False: every active expert runs on the GPU, and the CPU path is not paid
+    uses: Sequence[Sequence[Sequence[int]]] | None = None  # `[layer][expert]` steps of use, known in a replay only
 
     def __init__(self, options: PolicyOptions = DEFAULTS):
         self.options = options
@@ -49,16 +51,23 @@ class Policy:
             raise ValueError(f"capacity is {capacity} slots; it must be 0 or more")
         options = self.options
         self.shape, self.capacity, self.popularity, self.seed = shape, min(capacity, shape.experts), popularity, seed
-        self._utility = [
-            LayerUtility(shape.experts, options.utility_decay, popularity[i] if popularity is not None else None)
-            for i in range(shape.layers)
-        ]
+        self._utility = [self._eviction(i, popularity[i] if popularity is not None else None) for i in range(shape.layers)]
         self._models = {
             phase: AffineModel(prior, shape, options.forgetting)
             if options.cost == "affine"
             else RateModel(prior, shape, options.rate_ema)
             for phase in get_args(Phase)
         }
+
+    def _eviction(self, layer: int, popularity: Sequence[float] | None):
+        rule, decay = self.options.evict, self.options.utility_decay
+        if rule == "belady":
+            if self.uses is None:
+                raise ValueError("eviction rule 'belady' needs to know the future: it exists in a replay only")
+            return Belady(self.uses[layer], decay, popularity)
+        if rule not in RULES:
+            raise ValueError(f"unknown eviction rule {rule!r}; there are {', '.join(RULES)}")
+        return RULES[rule](self.shape.experts, decay, popularity)
 
     def initial(self, layer: int) -> tuple[int, ...]:
         """Residents before the first step: the most popular experts, or evenly spaced ids from a seeded start."""

@@ -100,12 +100,12 @@ class Line:
 
     def add(self, sample: Sequence[float], ms: float) -> None:
         keep, back = self.forgetting, 1.0 - self.forgetting
+        prior, rhs = self.prior_gram, self.rhs
         for i, x in enumerate(sample):
-            row = self.gram[i]
-            for j, y in enumerate(sample):
-                row[j] = keep * row[j] + x * y
-            row[i] += back * self.prior_gram[i]
-            self.rhs[i] = keep * self.rhs[i] + x * ms + back * self.prior_rhs[i]
+            row = [keep * old + x * y for old, y in zip(self.gram[i], sample, strict=True)]
+            row[i] += back * prior[i]
+            self.gram[i] = row
+            rhs[i] = keep * rhs[i] + x * ms + back * self.prior_rhs[i]
         self.fitted = None
 
     def fit(self) -> tuple[float, ...]:
@@ -122,17 +122,20 @@ class Line:
 
 
 def solve(gram: Sequence[Sequence[float]], rhs: Sequence[float], keep: Sequence[int]) -> list[float]:
-    """Solve the positive definite system restricted to the indices `keep`, by elimination without pivoting."""
-    rows = [[gram[i][j] for j in keep] + [rhs[i]] for i in keep]
-    size = len(rows)
-    for k in range(size):
-        top = rows[k]
-        for row in rows[k + 1 :]:
-            factor = row[k] / top[k]
-            for j in range(k, size + 1):
-                row[j] -= factor * top[j]
-    values = [0.0] * size
-    for k in reversed(range(size)):
-        row = rows[k]
-        values[k] = (row[size] - sum(row[j] * values[j] for j in range(k + 1, size))) / row[k]
-    return values
+    """Solve the positive definite system restricted to the indices `keep`, at most three, by elimination without pivoting."""
+    if len(keep) == 3:
+        i, j, k = keep
+        a, b, c = gram[i][i], gram[i][j], gram[i][k]
+        f, g = b / a, c / a
+        d, e, y = gram[j][j] - f * b, gram[j][k] - f * c, rhs[j] - f * rhs[i]
+        h = e / d
+        z = (rhs[k] - g * rhs[i] - h * y) / (gram[k][k] - g * c - h * e)
+        y = (y - e * z) / d
+        return [(rhs[i] - b * y - c * z) / a, y, z]
+    if len(keep) == 2:
+        i, j = keep
+        a, b = gram[i][i], gram[i][j]
+        f = b / a
+        y = (rhs[j] - f * rhs[i]) / (gram[j][j] - f * b)
+        return [(rhs[i] - b * y) / a, y]
+    return [rhs[i] / gram[i][i] for i in keep]

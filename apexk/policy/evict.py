@@ -1,17 +1,19 @@
-"""Which resident expert gives up its slot: decayed load utility, and the candidates that may be asked.
+"""Which resident expert gives up its slot: the eviction rules, and the candidates that they may be asked about.
 
-Utility of an expert: `u <- gamma*u + n` at the end of its layer in each step, n its token load (0 if inactive). It starts
-from popularity, scaled so that the layer's total equals the first load seen. Decay is applied on reading, by
-gamma^(steps since the last update).
+Each rule keeps the history of one layer. `utility`, the paper's: `u <- gamma*u + n` at the end of the layer in each step,
+n its token load (0 if inactive). It starts from popularity, scaled so that the layer's total equals the first load seen.
+Decay is applied on reading, by gamma^(steps since the last update).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 PrefetchRule = Literal["predicted", "in_use"]
+NEVER = 1 << 60
 
 
 class LayerUtility:
@@ -20,6 +22,7 @@ class LayerUtility:
     def __init__(self, experts: int, decay: float, popularity: Sequence[float] | None = None):
         total = sum(popularity) if popularity is not None else 0
         self.decay = decay
+        self.powers = [1.0]  # decay**n, as far as it was asked for
         self.value = [p / total for p in popularity] if total else [0.0] * experts
         self.seeded = not total  # until the first loads, values are shares of the layer's load
         self.updated = [-1] * experts
@@ -31,17 +34,117 @@ class LayerUtility:
             total = sum(loads.values())
             self.value = [v * total for v in self.value]
             self.seeded = True
+        self._reach(step + 1)
+        value, updated, active, powers = self.value, self.updated, self.active, self.powers
         for expert, load in loads.items():
-            self.value[expert] = self.read(expert, step) + load
-            self.updated[expert] = self.active[expert] = step
+            value[expert] = value[expert] * powers[step - updated[expert]] + load
+            updated[expert] = active[expert] = step
 
     def read(self, expert: int, step: int) -> float:
         """Utility as decayed to `step`; in tokens once the layer has run."""
-        return self.value[expert] * self.decay ** (step - self.updated[expert])
+        self._reach(step + 1)
+        return self.value[expert] * self.powers[step - self.updated[expert]]
 
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         """The `count` least useful candidates, worst first; ties: longest inactive, then lowest id. Fewer if there are fewer."""
-        return tuple(heapq.nsmallest(count, candidates, key=lambda e: (self.read(e, step), self.active[e], e)))
+        if count <= 0:
+            return ()
+        self._reach(step + 1)
+        value, updated, active, powers = self.value, self.updated, self.active, self.powers
+        ranked = [(value[e] * powers[step - updated[e]], active[e], e) for e in candidates]
+        return _first(ranked, count)
+
+    def _reach(self, exponent: int) -> None:
+        while len(self.powers) <= exponent:
+            self.powers.append(self.decay ** len(self.powers))
+
+
+class LeastRecent:
+    """`lru`: the expert that has been inactive longest; ties by lower popularity, then id."""
+
+    def __init__(self, experts: int, popularity: Sequence[float] | None = None):
+        self.popularity = list(popularity) if popularity is not None else [0.0] * experts
+        self.active = [-1] * experts
+
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
+        for expert in loads:
+            self.active[expert] = step
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        return _first([(self.active[e], self.popularity[e], e) for e in candidates], count)
+
+
+class LeastFrequent:
+    """`lfu`: the expert that was active in the fewest steps, popularity's order among equals; ties by longest inactive."""
+
+    def __init__(self, experts: int, popularity: Sequence[float] | None = None):
+        self.popularity = list(popularity) if popularity is not None else [0.0] * experts
+        self.count, self.active = [0] * experts, [-1] * experts
+
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
+        for expert in loads:
+            self.count[expert] += 1
+            self.active[expert] = step
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        return _first([(self.count[e], self.popularity[e], self.active[e], e) for e in candidates], count)
+
+
+class LeastStale:
+    """`least_stale`: experts that the newest step did not use go first, the one that came into use earliest ahead.
+
+    In the newest step's set the same order holds. An expert comes into use again after it was named as a victim.
+    """
+
+    def __init__(self, experts: int, popularity: Sequence[float] | None = None):
+        self.newest = -1
+        self.entered, self.active = [-1] * experts, [-1] * experts
+
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
+        self.newest = step
+        for expert in loads:
+            self.active[expert] = step
+            if self.entered[expert] < 0:
+                self.entered[expert] = step
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        chosen = _first([(self.active[e] == self.newest, self.entered[e], e) for e in candidates], count)
+        for expert in chosen:
+            self.entered[expert] = -1
+        return chosen
+
+
+class Belady(LayerUtility):
+    """`belady`, replay only: the expert whose next use is farthest away; never used again first, then least utility."""
+
+    def __init__(self, uses: Sequence[Sequence[int]], decay: float, popularity: Sequence[float] | None = None):
+        super().__init__(len(uses), decay, popularity)
+        self.uses = uses
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        return _first([(-self._next(e, step), self.read(e, step), e) for e in candidates], count)
+
+    def _next(self, expert: int, step: int) -> int:
+        steps = self.uses[expert]
+        at = bisect_left(steps, step)
+        return steps[at] if at < len(steps) else NEVER
+
+
+def _first(ranked: list[tuple], count: int) -> tuple[int, ...]:
+    """Expert ids (last in each tuple) of the `count` smallest."""
+    if count <= 0:
+        return ()
+    chosen = heapq.nsmallest(count, ranked) if count < 4 else sorted(ranked)[:count]
+    return tuple([item[-1] for item in chosen])
+
+
+#: rule -> maker(experts, decay, popularity); `belady` is made by the policy that knows the future
+RULES: dict[str, Callable] = {
+    "utility": LayerUtility,
+    "lru": lambda experts, decay, popularity: LeastRecent(experts, popularity),
+    "lfu": lambda experts, decay, popularity: LeastFrequent(experts, popularity),
+    "least_stale": lambda experts, decay, popularity: LeastStale(experts, popularity),
+}
 
 
 def exact_candidates(resident: Collection[int], active: Collection[int], held: Collection[int]) -> set[int]:

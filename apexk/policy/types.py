@@ -127,6 +127,7 @@ class PolicyOptions:
     rate_ema: float = 0.2
     forgetting: float = 0.995
     utility_decay: float = 0.9
+    evict: str = "utility"  # a rule of `apexk.policy.evict`
 
     def __post_init__(self):
         if self.cost not in ("affine", "rates"):

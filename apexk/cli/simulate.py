@@ -1,0 +1,132 @@
+"""`apexk simulate`: policies over routing traces on modelled hardware, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from pathlib import Path
+
+from apexk.cli import DONE
+from apexk.cli.progress import bar, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what is routed")
+    what.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz; may be given again")
+    what.add_argument("--preset", default="mmlu-like", help="comma-separated generator presets, if there is no --trace (default: mmlu-like)")
+    what.add_argument("--model", default="qwen3_5", help="model of the generated trace: qwen3_5, qwen3_next, glm_4_5_air")
+    what.add_argument("--batch", default="16", help="comma-separated tokens a step (default: 16)")
+    what.add_argument("--phase", default="decode", choices=("prefill", "decode"))
+    what.add_argument("--steps", type=int, default=50, help="steps, warm-up included (default: 50)")
+    what.add_argument("--seeds", default="0", help="comma-separated (default: 0)")
+    how = parser.add_argument_group("how it is run")
+    how.add_argument("--hardware", default="a6000-paper", help="comma-separated names or paths (default: a6000-paper)")
+    how.add_argument("--policy", default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), or module:Class")
+    how.add_argument("--pool", default="64", help="comma-separated slots a layer (default: 64)")
+    how.add_argument("--warmup", type=int, default=10, help="steps that are run and not counted (default: 10)")
+    how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, e.g. resident_first=true")
+    how.add_argument("--change", action="append", default=[], metavar="PART.KEY=MS", help="a hardware constant, e.g. cpu.c0=0.3")
+    how.add_argument("--refit", action="store_true", help="first refit the layer offset so that no_assign gives 72.44 tokens/s at batch 16")
+    how.add_argument("--scale-experts", action="store_true", help="scale costs by the model's expert bytes")
+    how.add_argument("--popularity", metavar="FILE", help="first residents from this file instead of the trace's own profile")
+    how.add_argument("--no-references", action="store_true", help="leave out oracle_p, belady, clairvoyant and all_resident")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every figure here")
+
+
+def run(args: argparse.Namespace) -> int:
+    from apexk.sim import references
+    from apexk.sim.cells import Cell, TraceSpec, run_table
+
+    policies = split_policies(args.policy)
+    policies += [] if args.no_references else [name for name in references.NAMES if name not in policies]
+    if args.trace:
+        check_traces(args.trace, args.popularity)
+        specs = [TraceSpec(path=path, steps=args.steps) for path in args.trace]
+    else:
+        specs = [TraceSpec(preset, args.model, int(batch), args.steps, args.phase)
+                 for preset, batch in itertools.product(words(args.preset), words(args.batch))]
+    config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
+    changes = tuple((key, float(text)) for key, text in map(pair, args.change))
+    cells = [
+        Cell(spec, machine, policy, int(pool), args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
+        for spec, machine, pool, policy in itertools.product(specs, words(args.hardware), words(args.pool), policies)
+    ]
+    rows = run_table(cells, [int(s) for s in words(args.seeds)], jobs=args.jobs, said=bar("simulate"))
+    print(show(rows))
+    if args.json:
+        args.json.write_text(json.dumps({"schema": "apexk.simulate/1", "rows": [r.as_dict() for r in rows]}, indent=1) + "\n", encoding="utf-8")
+    return DONE
+
+
+def show(rows) -> str:
+    """The table as a person reads it; all times are modelled."""
+    head = ["policy", "trace", "batch", "hardware", "pool", "tokens/s", "+-", "% clairvoyant", "CPU ms", "GPU ms", "exact", "spec", "hits"]
+    lines = [head]
+    for r in rows:
+        m, half = r.mean, r.half["tokens_per_s"]
+        spec = r.cell.spec
+        share = "-" if r.percent_of_clairvoyant is None else f"{r.percent_of_clairvoyant:.1f}"
+        lines.append([r.cell.policy, Path(spec.path).name if spec.path else spec.preset, "-" if spec.path else str(spec.batch),
+                      Path(r.cell.machine).stem, str(r.cell.pool), f"{m['tokens_per_s']:.2f}", "-" if half is None else f"{half:.2f}", share,
+                      f"{m['cpu_path_ms_per_layer']:.2f}", f"{m['gpu_path_ms_per_layer']:.2f}", f"{m['exact_per_layer']:.2f}",
+                      f"{m['speculative_per_layer']:.2f}", f"{m['hit_rate']:.3f}"])
+    speed = sorted(r.mean["layer_steps_per_s"] for r in rows)[len(rows) // 2]
+    return table(lines) + f"\n\nmodelled times; paths, exact and speculative copies per layer; {speed:.0f} layer-steps/s a process (median)"
+
+
+def check_traces(paths: list[str], popularity: str | None) -> None:
+    """Refuses mixed models; says so on stderr where a trace's requests are also in the popularity file."""
+    import sys
+
+    from apexk.sim import popularity as pop
+    from apexk.sim import trace
+
+    found = [trace.read(path) for path in paths]
+    trace.require_same_model(found)
+    for item in found if popularity else ():
+        counted = pop.read(popularity, model=str(item.meta.get("model")), layers=item.layers, experts=item.experts)
+        share = pop.overlap(counted, item)
+        if share:
+            print(f"apexk simulate: {share:.0%} of the requests of {item.source} are also in {popularity}: not a disjoint split", file=sys.stderr)
+
+
+def words(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if not found:
+        raise ValueError("an empty list was given where names or numbers are wanted")
+    return found
+
+
+def split_policies(text: str) -> list[str]:
+    """Splits at commas outside parentheses."""
+    found, depth, word = [], 0, ""
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            found.append(word)
+            word = ""
+        else:
+            word += char
+    return words_of([*found, word])
+
+
+def words_of(items: list[str]) -> list[str]:
+    return [item.strip() for item in items if item.strip()]
+
+
+def pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"{text!r}: wanted KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def value_of(text: str):
+    """true, false, a number, or the word itself."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,125 @@
+"""`apexk trace`: routing traces; each action has its own `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from apexk.cli import DONE
+from apexk.cli.progress import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    new = actions.add_parser("generate", help="a synthetic trace from a preset")
+    new.add_argument("out", type=Path, help="a .trace.npz")
+    new.add_argument("--preset", default="mmlu-like")
+    new.add_argument("--model", default="qwen3_5")
+    new.add_argument("--batch", type=int, default=16)
+    new.add_argument("--steps", type=int, default=60)
+    new.add_argument("--seed", type=int, default=0)
+    new.add_argument("--phase", default="decode", choices=("prefill", "decode"))
+    new.set_defaults(act=_generate)
+
+    seen = actions.add_parser("stats", help="set sizes, skew, reuse and prediction recall, by layer")
+    seen.add_argument("trace", type=Path)
+    seen.add_argument("--layers", action="store_true", help="a line per layer")
+    seen.add_argument("--json", type=Path, metavar="OUT")
+    seen.add_argument("--plot", type=Path, metavar="PNG")
+    seen.set_defaults(act=_stats)
+
+    popular = actions.add_parser("popularity", help="count a calibration trace for the first residents of every policy")
+    popular.add_argument("trace", type=Path)
+    popular.add_argument("out", type=Path, help="a .json")
+    popular.add_argument("--split", required=True, help="name of the split that the trace is of, e.g. train")
+    popular.add_argument("--against", type=Path, metavar="TRACE", help="report the overlap with the trace that will be evaluated")
+    popular.set_defaults(act=_popularity)
+
+    taken = actions.add_parser("import", help="npz per request (vLLM, SGLang), JSON lines, or Parquet (FLAME-MoE layout)")
+    taken.add_argument("files", type=Path, nargs="+")
+    taken.add_argument("--out", type=Path, required=True, help="a .trace.npz")
+    taken.add_argument("--model", required=True, help="name of the model")
+    taken.add_argument("--experts", type=int, required=True, help="routed experts a layer")
+    taken.add_argument("--dataset", default="")
+    taken.add_argument("--licence", default="", help="licence of the source")
+    taken.set_defaults(act=_import)
+
+    given = actions.add_parser("export", help="to Parquet, one row per token and layer (needs pyarrow)")
+    given.add_argument("trace", type=Path)
+    given.add_argument("out", type=Path)
+    given.set_defaults(act=_export)
+
+
+def run(args: argparse.Namespace) -> int:
+    return args.act(args)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from apexk.sim import trace
+    from apexk.sim.generate import MODELS, generate
+
+    if args.model not in MODELS:
+        raise ValueError(f"unknown model {args.model!r}; there are {', '.join(MODELS)}")
+    made = generate(args.preset, shape=MODELS[args.model], batch=args.batch, steps=args.steps, seed=args.seed, phase=args.phase)
+    print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
+    return DONE
+
+
+def _stats(args: argparse.Namespace) -> int:
+    from apexk.sim import trace
+    from apexk.sim.inspect import draw, stats
+
+    found = stats(trace.read(args.trace))
+    names = list(found["all"])
+    lines = [["layer", *names]]
+    for number, row in enumerate(found["layers"] if args.layers else ()):
+        lines.append([str(number), *("-" if row[n] is None else f"{row[n]:.3f}" for n in names)])
+    lines.append(["all", *("-" if found["all"][n] is None else f"{found['all'][n]:.3f}" for n in names)])
+    print(f"{found['source']}: {found['model']}, {found['tokens']} tokens in {found['steps']} steps, top-{found['topk']} of {found['experts']}\n")
+    print(table(lines))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        draw(found, args.plot)
+    return DONE
+
+
+def _popularity(args: argparse.Namespace) -> int:
+    from apexk.sim import popularity, trace
+
+    counted = popularity.count(trace.read(args.trace), args.split)
+    popularity.write(counted, args.out)
+    print(f"{args.out}: {counted.model}, split {counted.split}, {len(counted.counts)} layers of {len(counted.counts[0])} experts")
+    if args.against:
+        share = popularity.overlap(counted, trace.read(args.against))
+        print(f"overlap with {args.against}: {share:.1%} of its requests" + ("; the splits are not disjoint" if share else ""))
+    return DONE
+
+
+def _import(args: argparse.Namespace) -> int:
+    from apexk.sim import importers, trace
+
+    facts = {"model": args.model, "experts": args.experts, "dataset": args.dataset, "licence": args.licence}
+    kind = args.files[0].suffix
+    if kind == ".npz":
+        made = importers.from_request_npz(args.files, **facts)
+    elif len(args.files) > 1:
+        raise ValueError(f"{len(args.files)} files: only .npz files, one per request, are imported together")
+    elif kind == ".jsonl":
+        made = importers.from_jsonl(args.files[0], **facts)
+    elif kind == ".parquet":
+        made = importers.from_parquet(args.files[0], **facts)
+    else:
+        raise ValueError(f"{args.files[0]}: there are importers for .npz, .jsonl and .parquet")
+    print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
+    return DONE
+
+
+def _export(args: argparse.Namespace) -> int:
+    from apexk.sim import importers, trace
+
+    importers.to_parquet(trace.read(args.trace), args.out)
+    print(f"{args.out}: written")
+    return DONE

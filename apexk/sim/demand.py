@@ -1,0 +1,77 @@
+"""From a trace to what the engine is given: each layer's token loads and the prediction for it, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from apexk.sim.trace import PREFILL, Trace
+
+Loads = Mapping[int, int]
+Predicted = tuple[Loads, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass: `loads[layer]` (expert -> tokens), `predicted[layer]` (loads, score sums) or None."""
+
+    tokens: int
+    phase: str
+    loads: list[Loads]
+    predicted: list[Predicted | None]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """All steps of a trace, ready to run; `popularity [L][E]` from its calibration split if it has one."""
+
+    layers: int
+    experts: int
+    topk: int
+    steps: list[Step]
+    popularity: list[list[int]] | None
+    model: str | None
+    source: str
+
+
+def step_slices(trace: Trace) -> Iterator[slice]:
+    """Rows of each step, in order."""
+    edges = np.flatnonzero(np.diff(trace.step)) + 1
+    starts = np.concatenate(([0], edges)) if trace.tokens else np.empty(0, int)
+    for begin, end in zip(starts, np.append(starts[1:], trace.tokens), strict=True):
+        yield slice(int(begin), int(end))
+
+
+def counts(ids: np.ndarray, experts: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """`ids [T, L, K]` (-1: none) -> tokens, or sums of `weights`, of each layer's experts, `[L, E]`."""
+    layers = ids.shape[1]
+    place = ids.astype(np.int64) + np.arange(layers)[:, None] * experts
+    real = ids >= 0
+    chosen = None if weights is None else weights.astype(np.float64)[real]
+    return np.bincount(place[real], weights=chosen, minlength=layers * experts).reshape(layers, experts)
+
+
+def demand_of(trace: Trace) -> Demand:
+    """A step counts as prefill if any of its tokens is of a prompt."""
+    steps = []
+    for rows in step_slices(trace):
+        loads = [_sparse(row) for row in counts(trace.routed_experts[rows], trace.experts)]
+        predicted: list[Predicted | None] = [None] * trace.layers
+        if trace.predicted_experts is not None:
+            guess = trace.predicted_experts[rows]
+            weights = trace.predicted_weights[rows] if trace.predicted_weights is not None else None
+            guessed = counts(guess, trace.experts)
+            scores = counts(guess, trace.experts, weights) if weights is not None else guessed.astype(float)
+            predicted = [None, *((_sparse(n), _sparse(q, n)) for n, q in zip(guessed[1:], scores[1:], strict=True))]
+        phase = "prefill" if (trace.phase[rows] == PREFILL).any() else "decode"
+        steps.append(Step(rows.stop - rows.start, phase, loads, predicted))
+    popularity = None if trace.profile_counts is None else trace.profile_counts.tolist()
+    return Demand(trace.layers, trace.experts, trace.topk, steps, popularity, trace.meta.get("model"), trace.source)
+
+
+def _sparse(row: np.ndarray, where: np.ndarray | None = None) -> dict:
+    """Non-zero entries of a row by index (of `where` if given), as plain Python numbers."""
+    index = np.flatnonzero(row if where is None else where)
+    return dict(zip(index.tolist(), row[index].tolist(), strict=True))

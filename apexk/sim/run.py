@@ -1,0 +1,86 @@
+"""One run: a policy on the engine, over a demand, timed by a hardware file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+
+from apexk.config import ApexConfig, policy_options
+from apexk.device.base import Rows
+from apexk.device.virtual import VirtualDevice
+from apexk.engine import layer as engine_layer
+from apexk.engine.runtime import Engine, EngineSettings
+from apexk.engine.totals import Totals
+from apexk.hardware import Hardware
+from apexk.policy import registry
+from apexk.policy.base import Policy
+from apexk.policy.types import CostPrior, ModelShape
+from apexk.sim.demand import Demand
+from apexk.timeline.writer import Timeline
+
+BYTES_PER_EXPERT = 6291456  # where a hardware file does not say
+
+
+@dataclass
+class Run:
+    """What a run came to: sums after the warm-up by phase, and how fast the simulation itself was."""
+
+    engine: Engine
+    totals: dict[str, Totals]
+    layer_steps: int
+    seconds: float
+
+    def report(self) -> dict:
+        """Sums by phase (see `apexk.engine.totals`), phases without a step left out."""
+        return {phase: t.report() for phase, t in self.totals.items() if t.steps}
+
+
+def prior_of(machine: Hardware) -> CostPrior:
+    """Cost models start from what the hardware file says."""
+    cpu, link, gpu = machine.cpu, machine.link, machine.gpu
+    return CostPrior(cpu.c0, cpu.a, cpu.b, link.s0, link.t1, gpu.g0, gpu.g1, gpu.g2, cpu.fixed_when_empty)
+
+
+def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Policy], pool: int, *, warmup: int = 10, config: dict | None = None,
+             timeline: Timeline | None = None, popularity: Sequence[Sequence[float]] | None = None, seed: int = 0,
+             watch: Callable[[Engine, int, int], None] | None = None) -> Run:
+    """Runs `demand` under `policy` (a name, or a callable that makes one from options) with `pool` slots a layer.
+
+    The first `warmup` steps are run and not counted. `config` holds settings of `ApexConfig` (cost, resident_first, ...).
+    `watch(engine, step, layer)` is called after each layer.
+    """
+    if not 0 <= pool <= demand.experts:
+        raise ValueError(f"pool is {pool} slots per layer, but a layer has {demand.experts} experts: wanted 0..{demand.experts}")
+    if warmup >= len(demand.steps):
+        raise ValueError(f"a warm-up of {warmup} steps leaves none of the trace's {len(demand.steps)} ({demand.source})")
+    settings = ApexConfig(**(config or {})).settings(machine)
+    options = policy_options(settings)
+    chosen = registry.get(policy, options) if isinstance(policy, str) else policy(options)
+    shape = ModelShape(demand.layers, demand.experts, demand.topk)
+    chosen.start(shape, pool, prior_of(machine), demand.popularity if popularity is None else popularity, seed)
+    timeline = timeline or Timeline(None)
+    moved = machine.model.get("bytes_per_expert", BYTES_PER_EXPERT)
+    device = VirtualDevice(machine, timeline, moved)
+    rules = EngineSettings(*(settings[f.name].value for f in fields(EngineSettings)))
+    engine = Engine(shape, pool, device, chosen, rules, timeline, moved)
+
+    began = time.process_time()
+    before = {}
+    for number, step in enumerate(demand.steps):
+        if number == warmup:
+            before = {phase: copy(t) for phase, t in engine.totals.items()}
+        last = demand.layers - 1
+        for layer in range(demand.layers):
+            predicted = step.predicted[layer + 1] if layer < last else None
+            rows = Rows(tokens=step.tokens, topk=demand.topk, loads=step.loads[layer], predicted=predicted)
+            engine_layer.join(engine, engine_layer.submit(engine, layer, rows, step.phase))
+            if watch is not None:
+                watch(engine, number, layer)
+    seconds = time.process_time() - began
+    return Run(engine, {p: difference(t, before[p]) for p, t in engine.totals.items()}, demand.layers * len(demand.steps), seconds)
+
+
+def difference(after: Totals, before: Totals) -> Totals:
+    return Totals(**{f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(Totals)})
