@@ -10,7 +10,7 @@ from apexk.hardware import OVERRIDES, Hardware
 from apexk.policy import registry
 from apexk.policy.types import PolicyOptions
 
-DEVICES = ("virtual",)
+DEVICES = ("virtual", "cpu")
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
     "cost": "affine",
@@ -38,7 +38,7 @@ class ApexConfig:
 
     policy: which expert runs where; `apexk.policy.names()` lists them.
     pool: expert slots per layer on the GPU, 0..experts. None: a quarter of the experts, at least one.
-    device: "virtual" (CPU tensors on a modelled clock).
+    device: "virtual" (CPU tensors on a modelled clock) | "cpu" (no GPU: no pool, every expert in the CPU kernels, real clock).
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
     arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
         results are then bitwise independent of policy and pool).
@@ -92,6 +92,10 @@ class ApexConfig:
 
     def slots(self, experts: int) -> int:
         """Pool slots per layer for a model of `experts` experts a layer."""
+        if self.device == "cpu":
+            if self.pool:
+                raise ValueError(f"pool is {self.pool}, but device 'cpu' has no expert slots: leave it out or say 0")
+            return 0
         if self.pool is None:
             return max(1, experts // 4)
         if self.pool > experts:

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=8, help="batch size (default: 8)")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens a prompt (default: 48)")
     parser.add_argument("--policies", default="no_assign,sa_only,ea_only,apex", help="comma-separated; the last one's timeline is kept")
+    parser.add_argument("--device", default="virtual", help="virtual (modelled, default) or cpu (every expert on the CPU, measured)")
     parser.add_argument("--hardware", default="a6000-paper", help="name or path of a hardware file (default: a6000-paper)")
 
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     policies = [name.strip() for name in args.policies.split(",") if name.strip()]
     args.out.mkdir(parents=True, exist_ok=True)
     result = run_demo(args.out, seed=args.seed, pool=args.pool, prompts=args.prompts, new_tokens=args.tokens, policies=policies,
-                      hardware=args.hardware, say=lambda text: print(f"demo: {text} ...", file=sys.stderr, flush=True))
+                      hardware=args.hardware, device=args.device, say=lambda text: print(f"demo: {text} ...", file=sys.stderr, flush=True))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(show(result))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,12 +20,14 @@ log = logging.getLogger("apexk.demo")
 
 
 def run(out: Path | None = None, *, seed: int = 0, pool: int = 12, prompts: int = 8, new_tokens: int = 48,
-        policies: Sequence[str] = POLICIES, hardware: str = "a6000-paper", say: Callable[[str], None] = log.info) -> dict:
+        policies: Sequence[str] = POLICIES, hardware: str = "a6000-paper", device: str = "virtual", say: Callable[[str], None] = log.info) -> dict:
     """Runs the job and returns its result; with `out` also writes `timeline.jsonl` and `summary.json` there.
 
-    The timeline is the last policy's. `say` gets a line for each long step. Times in the result are modelled.
+    The timeline is the last policy's. `say` gets a line for each long step. Times are modelled on a virtual device, and
+    measured on device "cpu", which has no pool: there `pool` is taken as 0 and policies do not differ.
     """
-    configs = {name: ApexConfig(policy=name, pool=pool, hardware=hardware) for name in policies}  # refuses before any work
+    pool = 0 if device == "cpu" else pool
+    configs = {name: ApexConfig(policy=name, pool=pool, hardware=hardware, device=device) for name in policies}
     if not configs:
         raise ValueError("no policy named; wanted at least one")
     say("loading the trained model (float32)")
@@ -36,15 +39,15 @@ def run(out: Path | None = None, *, seed: int = 0, pool: int = 12, prompts: int 
     say(f"generating {new_tokens} tokens for {prompts} prompts with the plain model")
     plain = demo_model.generate(model, tokenizer, texts, new_tokens)
 
-    rows, identical, handle = {}, torch.ones(prompts, dtype=torch.bool), None
+    rows, identical = {}, torch.ones(prompts, dtype=torch.bool)
     for name in policies:
         say(f"generating with apexk, policy {name}")
         path = out / "timeline.jsonl" if out and name == policies[-1] else None
-        config = ApexConfig(policy=name, pool=pool, hardware=hardware, popularity=counts, timeline=path)
-        with swap(model, config) as handle:
+        with swap(model, replace(configs[name], popularity=counts, timeline=path)) as handle:
             swapped = demo_model.generate(model, tokenizer, texts, new_tokens)
             rows[name] = _row(handle.summary()["decode"])
         identical &= _same_rows(plain, swapped)
+    about = handle.info()
     result = {
         "tokens_identical": bool(identical.all()),
         "identical_prompts": int(identical.sum()),
@@ -54,9 +57,10 @@ def run(out: Path | None = None, *, seed: int = 0, pool: int = 12, prompts: int 
         "seed": seed,
         "pool": pool,
         "policies": rows,
-        "times": f"modelled on hardware {handle.hardware.name}, timed as if each expert were that file's",
-        "hardware": handle.hardware.name,
-        "device": handle.header()["device"],
+        "times": f"modelled on hardware {about['hardware']}, timed as if each expert were that file's" if about["modelled"]
+        else "measured on this machine",
+        "hardware": about["hardware"],
+        "device": about["device"],
         "versions": versions(),
         "continuations": [
             {"prompt": text, "continuation": tokenizer.decode(row, skip_special_tokens=True)} for text, row in zip(texts, plain, strict=True)

@@ -109,7 +109,8 @@ class Device(Protocol):
         """
 
     def stop_speculation(self, at: At) -> Stopped:
-        """Ends the speculative queue: nothing new starts, what landed and what runs is returned."""
+        """Ends the speculative queue of this layer and earlier ones: nothing new of them starts, and what has landed of any
+        layer and what runs of this one is returned. Copies for later layers go on (they were asked for after a step)."""
 
     def keep(self, at: At, running: Running) -> Event:
         """Lets the running speculative copy finish; exact copies queue behind it."""
@@ -120,7 +121,7 @@ class Device(Protocol):
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Event:
         """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`."""
 
-    def copy_expert(self, at: At, expert: int, slot: int) -> Event:
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Event] = ()) -> Event:
         """Exact copy of this layer's `expert` into `slot`, in the order of the calls."""
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
@@ -132,8 +133,8 @@ class Device(Protocol):
     def take_prediction(self, ticket: Ticket) -> tuple[Mapping[int, int], Mapping[int, float]] | None:
         """(predicted loads, predicted score sums) of a `predict` call, or None where it is not there yet."""
 
-    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
-        """Hands the channel a queue to serve in order after the exact copies, until `stop_speculation`."""
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Event] = ()) -> None:
+        """Hands the channel a queue to serve in order after the exact copies, ahead of what it still has, until `stop_speculation`."""
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor | None, shared: torch.Tensor | None,
                 after: Sequence[Event]) -> Event:

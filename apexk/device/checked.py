@@ -84,9 +84,9 @@ class CheckedDevice:
         clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts))
         return Checked(self.inner.run_host(at, rows, experts, loads), clock)
 
-    def copy_expert(self, at: At, expert: int, slot: int) -> Checked:
-        clock = self._run("h2d", f"exact copy of expert {expert} of layer {at.layer}", accesses.copy(at.layer, expert, slot))
-        return Checked(self.inner.copy_expert(at, expert, slot), clock)
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Checked] = ()) -> Checked:
+        clock = self._run("h2d", f"exact copy of expert {expert} of layer {at.layer}", accesses.copy(at.layer, expert, slot), after)
+        return Checked(self.inner.copy_expert(at, expert, slot, _inner(after)), clock)
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Checked]) -> Checked:
         clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(at.layer, slots), after)
@@ -103,9 +103,9 @@ class CheckedDevice:
             self._host_learns(ticket.event.clock)
         return found
 
-    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
-        self._queue_clock = dict(self._lanes["host"])
-        self.inner.speculate(at, queue)
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Checked] = ()) -> None:
+        self._queue_clock = _join(self._lanes["host"], *(event.clock for event in after))
+        self.inner.speculate(at, queue, _inner(after))
 
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Checked]) -> Checked:
         clock = self._run("gpu", f"merge of layer {at.layer}", accesses.combine(experts), after)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from apexk.device.base import Router, Rows
-from apexk.kernels.cpu.ffn import HostFFN
+from apexk.kernels.cpu.ffn import HostFFN, Job
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
@@ -40,6 +40,13 @@ class Halves:
 
     def run_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> None:
         self._native(self._host_blocks[layer], rows, experts)
+
+    def submit_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> Job | None:
+        """As `run_host`, but returns while the workers compute; None where there is nothing to do."""
+        if not experts:
+            return None
+        return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, rows.pairs,
+                               intermediate=self.store.block.intermediate, activation=self.activation)
 
     def run_slots(self, layer: int, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":

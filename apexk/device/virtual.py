@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from apexk.device import accesses
 from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
 from apexk.device.halves import Halves
@@ -49,37 +47,42 @@ class VirtualDevice:
         self._free = {"gpu": 0, "side": 0, "h2d": 0, "cpu": 0}
         self._now = 0
         self._queue: deque[SpeculativeCopy] = deque()
+        self._underway: tuple[SpeculativeCopy, Span] | None = None  # of the queue: begun, for a layer that is still to come
         self._queued_at = 0
         self._exact_batch: At | None = None
         self._launched: At | None = None
 
     def begin_layer(self, at: At) -> None:
-        self._run("gpu", "attention", at, self.hardware.layer.o_att, names=accesses.attention())
+        self._run("gpu", "attention", at, self.hardware.layer.o_att, names=(accesses.attention,))
 
     def read_back(self, at: At, rows: Rows) -> dict[int, int]:
         loads = rows.loads
         if loads is None:
             loads = self.halves.begin(rows)
-        routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, names=accesses.route())
+        routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, names=(accesses.route,))
         self._now = max(self._now, routed.end)
-        return {int(e): int(n) for e, n in loads.items() if n > 0}
+        return {e: n for e, n in loads.items() if n > 0}
 
     def stop_speculation(self, at: At) -> Stopped:
         landed, running = [], None
-        while self._queue and running is None:
-            copy = self._queue[0]
-            start = max(self._free["h2d"], self._queued_at)
-            if start >= self._now:
-                break
-            self._queue.popleft()
-            span = Span(start, start + round(self.hardware.copy_ms(speculative=True, first=True) * NS))
-            self._free["h2d"] = span.end
+        while running is None and (self._underway or self._queue):
+            if self._underway is None:
+                start = max(self._free["h2d"], self._queued_at)
+                if start >= self._now:
+                    break
+                span = Span(start, start + round(self.hardware.copy_ms(speculative=True, first=True) * NS))
+                self._underway, self._free["h2d"] = (self._queue.popleft(), span), span.end
+            copy, span = self._underway
             if span.end <= self._now:
                 self._record_copy("copy.spec", at, copy.layer, copy.expert, copy.slot, span)
                 landed.append((copy, span))
-            else:
+            elif copy.layer <= at.layer:
                 running = Running(copy, (span.end - self._now) / (span.end - span.start), span)
-        self._queue.clear()
+            else:
+                break
+            self._underway = None
+        if self._queue:
+            self._queue = deque(copy for copy in self._queue if copy.layer > at.layer)
         return Stopped(landed, running)
 
     def keep(self, at: At, running: Running) -> Span:
@@ -92,7 +95,7 @@ class VirtualDevice:
         self._free["h2d"] = self._now
         done = round(self._bytes * (1 - running.left))
         self._row("copy.spec", "h2d", at, span, layer=copy.layer, bytes=done, experts=[copy.expert],
-                  names=accesses.copy(copy.layer, copy.expert, copy.slot), abandoned=True)
+                  names=(accesses.copy, copy.layer, copy.expert, copy.slot), abandoned=True)
         if self.halves:
             self.halves.poison(copy.layer, copy.slot)
 
@@ -101,11 +104,11 @@ class VirtualDevice:
         if self.halves and experts:
             self.halves.run_host(at.layer, rows, experts)
         return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=experts, tokens=pairs,
-                         names=accesses.host_ffn(experts))
+                         names=(accesses.host_ffn, experts))
 
-    def copy_expert(self, at: At, expert: int, slot: int) -> Span:
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span] = ()) -> Span:
         first, self._exact_batch = self._exact_batch != at, at
-        start = max(self._now, self._free["h2d"])
+        start = max(self._now, self._free["h2d"], *(e.end for e in after))
         span = Span(start, start + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
         self._free["h2d"] = span.end
         self._record_copy("copy.exact", at, at.layer, expert, slot, span)
@@ -117,17 +120,18 @@ class VirtualDevice:
         if self.halves:
             self.halves.run_slots(at.layer, rows, slots)
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
-                         names=accesses.slot_ffn(at.layer, slots))
+                         names=(accesses.slot_ffn, at.layer, slots))
 
     def predict(self, at: At, rows: Rows, router) -> Ticket:
-        span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=accesses.predict())
+        span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=(accesses.predict,))
         return Ticket(span, self.halves.predict(rows, router) if self.halves and router is not None else rows.predicted)
 
     def take_prediction(self, ticket: Ticket):
         return ticket.result
 
-    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
-        self._queue, self._queued_at = deque(queue), self._now
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Span] = ()) -> None:
+        self._queue.extendleft(reversed(queue))
+        self._queued_at = max([self._now, *(e.end for e in after)])
 
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Span]) -> Span:
         if self.halves and out is not None:
@@ -136,7 +140,7 @@ class VirtualDevice:
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)
-        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=accesses.combine(experts))
+        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=(accesses.combine, experts))
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         if self.halves:
@@ -163,17 +167,25 @@ class VirtualDevice:
             self.halves.close()
 
     def _run(self, lane: str, kind: str, at: At, ms: float, after: Sequence[Span] = (), **facts) -> Span:
-        start = max(self._now, self._free[lane], *(e.end for e in after))
+        start = max(self._now, self._free[lane])
+        for event in after:
+            if event.end > start:
+                start = event.end
         span = Span(start, start + round(ms * NS))
         self._free[lane] = span.end
-        self._row(kind, lane, at, span, **facts)
+        if self.timeline.active:
+            self._row(kind, lane, at, span, **facts)
         return span
 
     def _record_copy(self, kind: str, at: At, layer: int, expert: int, slot: int, span: Span) -> None:
         if self.halves:
             self.halves.fill(layer, expert, slot)
-        self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert], names=accesses.copy(layer, expert, slot))
+        self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert], names=(accesses.copy, layer, expert, slot))
 
-    def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, names: accesses.Names = ((), ()), **facts) -> None:
+    def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, names: tuple = (), **facts) -> None:
+        """`names` is a function of `accesses` and its arguments: called only where somebody listens."""
+        if not self.timeline.active:
+            return
+        reads, writes = names[0](*names[1:]) if names else ((), ())
         self.timeline.add(step=at.step, layer=at.layer if layer is None else layer, phase=at.phase, kind=kind, lane=lane,
-                          start_ns=span.start, end_ns=span.end, reads=names[0], writes=names[1], modelled=True, **facts)
+                          start_ns=span.start, end_ns=span.end, reads=reads, writes=writes, modelled=True, **facts)

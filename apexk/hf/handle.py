@@ -76,7 +76,7 @@ class Handle:
                 "seed": self.config.seed, "popularity": self.config.popularity is not None,
                 "settings": {name: {"value": s.value, "source": s.source} for name, s in self.settings.items()},
             },
-            "hardware": self.hardware.name,
+            "hardware": self.hardware.name if self._device.modelled else "this machine, measured",
             "device": self._device.name,
         }
 

@@ -12,6 +12,7 @@ from torch import nn
 from apexk import hardware
 from apexk.config import ApexConfig, policy_options
 from apexk.device.base import Rows
+from apexk.device.cpu import CpuDevice
 from apexk.device.halves import Halves
 from apexk.device.virtual import VirtualDevice
 from apexk.engine import layer as engine_layer
@@ -49,7 +50,10 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
         store = HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
         halves = Halves(store, slots, activation=experts.activation, arithmetic=config.arithmetic, threads=config.threads)
         undo.callback(halves.close)
-        device = VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
+        if config.device == "cpu":
+            device = CpuDevice(timeline, halves)
+        else:
+            device = VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
         handle = Handle(model, config, settings, machine, experts, store, device, timeline)
         timeline.header(**handle.header())
         undo.callback(handle.restore)

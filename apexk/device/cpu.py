@@ -1,0 +1,136 @@
+"""CpuDevice: no GPU at all. Every expert runs in the CPU kernels, on the real clock; there are no slots and no transfers.
+
+Useful by itself on a machine without a GPU, and the only end-to-end time that such a machine can measure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from apexk.device import accesses
+from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.halves import Halves
+from apexk.kernels.cpu.ffn import Job
+from apexk.timeline.writer import Timeline
+
+NS = 1e6  # nanoseconds a millisecond
+
+
+@dataclass
+class HostWork:
+    """The CPU experts of one layer, running; `end` is set once they were waited for. Times in ns."""
+
+    job: Job | None
+    at: At
+    start: int
+    experts: list[int]
+    pairs: int
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """An operation of the calling thread: over when its call returned."""
+
+    start: int
+    end: int
+
+
+class CpuDevice:
+    """`halves` must have no slots. Times are this process's, from its start of use."""
+
+    name = "cpu"
+    modelled = False
+    host_runs_empty = False
+
+    def __init__(self, timeline: Timeline, halves: Halves):
+        if halves.pool.slots:
+            raise ValueError(f"a CPU device has no pool, got one of {halves.pool.slots} slots")
+        self.timeline, self.halves = timeline, halves
+        self._zero = time.perf_counter_ns()
+        self._last_end = 0  # of the layer before
+
+    def begin_layer(self, at: At) -> None:
+        self._row("attention", "host", at, self._last_end, self._now(), accesses.attention())
+
+    def read_back(self, at: At, rows: Rows) -> dict[int, int]:
+        start = self._now()
+        loads = self.halves.begin(rows)
+        self._row("route", "host", at, start, self._now(), accesses.route(), tokens=rows.tokens)
+        return loads
+
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> HostWork:
+        start = self._now()
+        job = self.halves.submit_host(at.layer, rows, experts)
+        return HostWork(job, at, start, list(experts), sum(loads[e] for e in experts))
+
+    def combine(self, at: At, rows: Rows, experts: Iterable[int], out, shared, after: Sequence[HostWork]) -> Done:
+        for work in after:
+            self._finish(work)
+        start = self._now()
+        self.halves.combine(rows, out, shared)
+        self._last_end = self._now()
+        self._row("combine", "host", at, start, self._last_end, accesses.combine(experts), tokens=rows.tokens)
+        return Done(start, self._last_end)
+
+    def synchronize(self) -> None:
+        self._last_end = self._now()
+
+    def done(self, event) -> bool:
+        return self.span_ms(event) is not None
+
+    def span_ms(self, event: HostWork | Done) -> tuple[float, float] | None:
+        return None if event.end is None else (event.start / NS, event.end / NS)
+
+    def now_ms(self) -> float:
+        return self._now() / NS
+
+    def channel_wait_ms(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self.halves.close()
+
+    # No slots: the engine has nothing to copy, to predict for or to run there.
+
+    def stop_speculation(self, at: At) -> Stopped:
+        return Stopped()
+
+    def keep(self, at: At, running: Running):
+        raise RuntimeError("a CPU device has no copies")
+
+    def abandon(self, at: At, running: Running) -> None:
+        raise RuntimeError("a CPU device has no copies")
+
+    def copy_expert(self, at: At, expert: int, slot: int):
+        raise RuntimeError("a CPU device has no slots")
+
+    def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):
+        raise RuntimeError("a CPU device has no slots")
+
+    def predict(self, at: At, rows: Rows, router) -> Ticket:
+        raise RuntimeError("a CPU device does not predict")
+
+    def take_prediction(self, ticket: Ticket):
+        raise RuntimeError("a CPU device does not predict")
+
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
+        raise RuntimeError("a CPU device has no slots")
+
+    def load_initial(self, layer: int, expert: int, slot: int) -> None:
+        raise RuntimeError("a CPU device has no slots")
+
+    def _finish(self, work: HostWork) -> None:
+        if work.job is not None:
+            work.job.wait()
+        work.end = self._now()
+        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts), experts=work.experts, tokens=work.pairs)
+
+    def _now(self) -> int:
+        return time.perf_counter_ns() - self._zero
+
+    def _row(self, kind: str, lane: str, at: At, start: int, end: int, names: accesses.Names, **facts) -> None:
+        self.timeline.add(step=at.step, layer=at.layer, phase=at.phase, kind=kind, lane=lane, start_ns=start, end_ns=end,
+                          reads=names[0], writes=names[1], modelled=False, **facts)
