@@ -57,21 +57,20 @@ def layer_calls(shape, tokens, dtype, target, *, stand_alone):
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
     tiles = choose_tiles(pairs, shape.experts, shape.hidden, shape.inter, dtype, target)
-    workspace = Workspace.allocate(
-        tokens, shape.topk, shape.experts, shape.hidden, shape.inter, dtype, "meta", tiles
-    )
+    workspace = Workspace(tokens, shape.topk, shape.experts, shape.hidden, shape.inter, dtype, "meta", tiles)
     slots = shape.experts // 4
     x, out = empty(tokens, shape.hidden), empty(pairs, shape.hidden, dtype=torch.float32)
     w13, w2 = empty(slots, 2 * shape.inter, shape.hidden), empty(slots, shape.hidden, shape.inter)
     ids, weights = empty(tokens, shape.topk, dtype=torch.int64), empty(tokens, shape.topk, dtype=torch.float32)
     slot_of = empty(shape.experts, dtype=torch.int32)
     biases = dict(b13=empty(slots, 2 * shape.inter), b2=empty(slots, shape.hidden)) if shape.biases else {}
-    moe_ffn(x, w13, w2, ids, weights, slot_of, out, workspace=workspace, activation=shape.activation, **biases)
+    step = workspace.begin(ids)
+    moe_ffn(x, w13, w2, ids, weights, slot_of, out, step=step, activation=shape.activation, **biases)
     combine(out, shape.topk, x, x, topk_ids=ids)
     rank(ids, weights, shape.experts)
     if not stand_alone:
         return
-    rows = workspace.routing.rows
+    rows = step.routing.rows
     moved = permute(x, rows, shape.topk)
     unpermute(moved, rows, weights, tokens)
     offsets = empty(slots + 1, dtype=torch.int32)

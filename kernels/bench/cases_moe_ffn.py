@@ -42,11 +42,11 @@ def _triton(shape, tokens, dtype, device):
     """Routing is in the time: nothing stands between the router and the first tile."""
     inputs = layer_inputs(shape, tokens, dtype, device)
     out = torch.empty(tokens * shape.topk, shape.hidden, device=device)
-    workspace = Workspace.allocate(tokens, shape.topk, shape.experts, shape.hidden, shape.inter, dtype, device)
+    workspace = Workspace(tokens, shape.topk, shape.experts, shape.hidden, shape.inter, dtype, device)
 
     def run():
-        workspace.route_tokens(inputs.ids, shape.experts)
-        moe_ffn(inputs.x, inputs.w13, inputs.w2, inputs.ids, inputs.weights, inputs.slot_of, out, workspace=workspace)
+        step = workspace.begin(inputs.ids)
+        moe_ffn(inputs.x, inputs.w13, inputs.w2, inputs.ids, inputs.weights, inputs.slot_of, out, step=step)
 
     return _call(run, inputs, shape, out, dtype)
 

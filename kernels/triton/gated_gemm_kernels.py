@@ -66,7 +66,8 @@ def _gated_tile(
         tl.store(out_ptrs, h.to(out_ptr.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
-@triton.jit
+# Counts that change from step to step are not specialised on: a value of 1, or one divisible by 16, would compile anew.
+@triton.jit(do_not_specialize=["num_tiles", "epoch", "max_polls"])
 def _gated_gemm_kernel(
     x_ptr,  # [T, K] with GATHER, else [n, K] in group order
     w_ptr,  # [S, 2N, K] gate rows, then up rows; rows K apart, slots stride_ws apart

@@ -54,7 +54,7 @@ def _grouped_tile(
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "epoch", "max_polls"])  # see gated_gemm_kernels.py
 def _grouped_gemm_kernel(
     x_ptr,  # [n, K] in group order
     w_ptr,  # [S, N, K]; rows K apart, slots stride_ws apart

@@ -30,7 +30,7 @@ def _permute_kernel(
     tl.store(out_ptr + row * H + offs_h, tl.load(x_ptr + token * stride_xt + offs_h, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])  # changes from step to step
 def _invert_kernel(
     rows_ptr,  # [n] int32, -1 for none
     place_ptr,  # [TK] int32, filled with -1 before

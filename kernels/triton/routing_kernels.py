@@ -48,7 +48,8 @@ def _list_tiles(counts, group, tile_group_ptr, tile_row_ptr, max_tiles, GROUPS_P
         tl.store(tile_row_ptr + index, tl.zeros_like(index), mask=unused)
 
 
-@triton.jit
+# Counts that change from step to step are not specialised on: a value of 1, or one divisible by 16, would compile anew.
+@triton.jit(do_not_specialize=["num_pairs", "num_experts", "num_groups", "max_tiles"])
 def _route_kernel(
     topk_ids_ptr,  # [TK] int32 or int64, -1 is padding
     slot_of_ptr,  # [E] int32, -1 without a slot; not read unless MAPPED
@@ -104,7 +105,7 @@ def _route_kernel(
     _list_tiles(counts, pid, tile_group_ptr, tile_row_ptr, max_tiles, GROUPS_PAD, BLOCK, BLOCK_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups", "max_tiles"])
 def _tiles_kernel(
     offsets_ptr,  # [S+1] int32
     tile_group_ptr,  # [max_tiles] int32 out
@@ -122,7 +123,7 @@ def _tiles_kernel(
     _list_tiles(counts, tl.program_id(0), tile_group_ptr, tile_row_ptr, max_tiles, GROUPS_PAD, BLOCK, BLOCK_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _score_kernel(
     topk_ids_ptr,  # [TK] int32 or int64
     topk_weights_ptr,  # [TK] fp32
@@ -146,7 +147,7 @@ def _score_kernel(
     tl.store(scores_ptr + pid, score.to(tl.float32) / SCORE_SCALE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_experts"])
 def _order_kernel(
     loads_ptr,  # [E] int32
     scores_ptr,  # [E] fp32

@@ -5,6 +5,7 @@ computes every row on its own, but tiles of different shape add in a different o
 therefore ask with the same arguments, and then any split into phases gives the same bits.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,7 @@ FAMILY = {80: "a100", 86: "rtx", 89: "rtx", 120: "rtx", 90: "hopper", 100: "hopp
 INTERPRETER = 80  # CPU tensors in the interpreter take the choices of this target
 
 
+@functools.lru_cache(maxsize=4096)
 def choose_tiles(pairs, experts, hidden, inter, dtype, target) -> LayerTiles:
     """Tiles of a layer's gated [pairs, hidden] x [2*inter, hidden] and down [pairs, inter] x [hidden, inter] GEMMs."""
     gated = choose_tile("gated", pairs, experts, inter, hidden, dtype, target)

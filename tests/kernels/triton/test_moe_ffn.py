@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apexk.kernels.triton import moe_ffn as module
 from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
 from apexk.kernels.triton.reference import ACTIVATIONS, moe_ffn_ref
 from apexk.kernels.triton.tune import LayerTiles, Tile
@@ -20,11 +19,10 @@ def run(layer, slot_of=None, out=None, tiles=TILES, **options):
     out = layer.fresh_out() if out is None else out
     slot_of = layer.slot_of if slot_of is None else slot_of
     (tokens, hidden), inter = layer.x.shape, layer.w2.shape[2]
-    workspace = Workspace.allocate(
-        tokens, layer.topk, slot_of.numel(), hidden, inter, layer.x.dtype, layer.x.device, tiles
-    )
+    workspace = Workspace(tokens, layer.topk, slot_of.numel(), hidden, inter, layer.x.dtype, layer.x.device, tiles)
     workspace.act.fill_(float("nan"))
-    moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, out, workspace=workspace, **options)
+    step = workspace.begin(layer.ids)
+    moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, out, step=step, **options)
     return out
 
 
@@ -128,22 +126,32 @@ def test_any_split_into_phases_is_bitwise_one_launch(dtype, make_layer):
         assert torch.equal(out.nan_to_num(9), whole.nan_to_num(9))
 
 
-def test_phases_share_one_routing_and_one_scratch(make_layer, monkeypatch):
-    """Two launches a phase: the routing of the step is made once."""
+def test_phases_share_one_step(make_layer):
+    """A workspace made for more tokens, begun once, used by two phases; then begun again for fewer tokens."""
     layer = make_layer(T=9, slots=6, resident=6)
-    launches = []
-    for name in ("launch_gated", "launch_grouped", "route"):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, name=name, real=real, **k: (launches.append(name), real(*a, **k))[1])
-    workspace = Workspace.allocate(9, 3, 10, 64, 48, torch.float32, layer.x.device, TILES)
+    workspace = Workspace(12, 3, 10, 64, 48, torch.float32, layer.x.device, TILES)
+    step, out = workspace.begin(layer.ids), layer.fresh_out()
+    assert torch.equal(step.demand.cpu(), torch.cat([step.routing.loads.cpu(), layer.ids.flatten().int().cpu()]))
     first, second = layer.slot_of.clone(), layer.slot_of.clone()
-    half = torch.nonzero(layer.slot_of >= 0).flatten()[:3]
-    first[half], out = -1, layer.fresh_out()
+    first[torch.nonzero(layer.slot_of >= 0).flatten()[:3]] = -1
     second[torch.nonzero(first >= 0).flatten()] = -1
     for slot_of in (first, second):
-        moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, out, workspace=workspace)
-    assert launches == ["route"] + ["launch_gated", "launch_grouped"] * 2
-    assert torch.equal(out.nan_to_num(9), run(layer).nan_to_num(9))
+        moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, out, step=step)
+    whole = run(layer)
+    assert torch.equal(out.nan_to_num(9), whole.nan_to_num(9))
+    x, ids, weights, out = layer.x[:4], layer.ids[:4], layer.weights[:4], layer.fresh_out()[:12]
+    moe_ffn(x, layer.w13, layer.w2, ids, weights, layer.slot_of, out, step=workspace.begin(ids))
+    assert torch.equal(out.nan_to_num(9), whole[:12].nan_to_num(9))
+
+
+def test_a_step_of_other_tokens_is_refused(make_layer):
+    layer = make_layer()
+    workspace = Workspace(7, 3, 10, 64, 48, torch.float32, layer.x.device, TILES)
+    step = workspace.begin(layer.ids)
+    with pytest.raises(ValueError, match="step: was begun with other topk_ids"):
+        moe_ffn(layer.x, layer.w13, layer.w2, layer.ids.clone(), layer.weights, layer.slot_of, layer.fresh_out(), step=step)
+    with pytest.raises(ValueError, match="topk_ids: has 24 pairs, wanted at most 21"):
+        workspace.begin(torch.zeros(8, 3, dtype=torch.int64, device=layer.x.device))
 
 
 def test_repeat_is_bitwise_equal(make_layer):

@@ -41,9 +41,9 @@ def launches(monkeypatch):
 
 def step(layer, workspace, pairs, out, phases):
     """What the engine does for a layer's GPU half: route once, each phase, combine."""
-    workspace.route_tokens(layer.ids, layer.slot_of.numel())
+    begun = workspace.begin(layer.ids)
     for slot_of in phases:
-        moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, pairs, workspace=workspace)
+        moe_ffn(layer.x, layer.w13, layer.w2, layer.ids, layer.weights, slot_of, pairs, step=begun)
     combine(pairs, layer.topk, out, topk_ids=layer.ids, slot_of=layer.slot_of)
 
 
@@ -52,7 +52,7 @@ def test_launches_and_allocations(waves, make_layer, launches):
     """Four launches when nothing arrives, two more for each wave; views only, no memory."""
     layer = make_layer(T=3, topk=2)
     (tokens, hidden), inter = layer.x.shape, layer.w2.shape[2]
-    workspace = Workspace.allocate(tokens, 2, 10, hidden, inter, layer.x.dtype, layer.x.device, TILES)
+    workspace = Workspace(tokens + 5, 2, 10, hidden, inter, layer.x.dtype, layer.x.device)
     pairs, out = layer.fresh_out(), torch.empty_like(layer.x)
     phases = [layer.slot_of.clone() for _ in range(1 + waves)]
     with Calls() as calls:
@@ -78,7 +78,7 @@ def test_addresses_past_int32(part, device):
     ids = torch.ones(4, 1, dtype=torch.int64, device=device)
     weights, slot_of = torch.ones(4, 1, device=device), torch.tensor([-1, 3], dtype=torch.int32, device=device)
     got, want = torch.empty(4, H, device=device), torch.empty(4, H, dtype=torch.float64, device=device)
-    workspace = Workspace.allocate(4, 1, 2, H, I, torch.float16, device, TILES)
-    moe_ffn(x, w13, w2, ids, weights, slot_of, got, workspace=workspace)
+    step = Workspace(4, 1, 2, H, I, torch.float16, device, TILES).begin(ids)
+    moe_ffn(x, w13, w2, ids, weights, slot_of, got, step=step)
     moe_ffn_ref(x, w13, w2, ids, weights, slot_of, want)
     assert (got.double() - want).abs().max() < 2e-3
