@@ -40,7 +40,7 @@ def with_cases(monkeypatch, *cases):
 def test_the_registry_serves_every_file_and_names_are_unique():
     cases = all_cases()
     ops = {c.op for c in cases}
-    assert {"moe_ffn", "routing", "ranking", "permute", "unpermute", "combine", "gated_gemm", "grouped_gemm"} <= ops
+    assert {"moe_ffn", "moe_layer", "routing", "ranking", "permute", "unpermute", "combine", "gated_gemm", "grouped_gemm"} <= ops
     assert len({c.name for c in cases}) == len(cases)
     assert any(c.device == "cpu" for c in cases) and any(c.device == "cuda" for c in cases)
 

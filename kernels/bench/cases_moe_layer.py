@@ -1,0 +1,66 @@
+"""The GPU half of a layer from the router's choice to the summed output, all experts resident: ours, and vLLM's if importable."""
+
+import importlib
+import importlib.util
+
+import torch
+
+from apexk.kernels.triton.combine import combine
+from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
+from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref
+from apexk.kernels.triton.shapes import MODELS
+
+from .inputs import ffn_work, layer_inputs
+from .registry import Call, Case, relative_error
+
+TOKENS = (1, 4, 8, 16, 32, 512, 4096)
+
+
+def cases():
+    providers = ["triton"] + (["vllm"] if importlib.util.find_spec("vllm") else [])
+    for model in ("qwen3.5-35b-a3b", "qwen3-next-80b", "glm-4.5-air"):
+        for tokens in TOKENS:
+            for provider in providers:
+                yield _case(model, tokens, provider)
+
+
+def _case(model, tokens, provider):
+    shape = {"model": model, "tokens": tokens}
+    return Case("moe_layer", provider, "cuda", torch.bfloat16, shape, lambda d: _call(MODELS[model], tokens, provider, d), product=True)
+
+
+def _call(shape, tokens, provider, device):
+    inputs = layer_inputs(shape, tokens, torch.bfloat16, device)
+    out = torch.empty_like(inputs.x)
+    run = (_ours if provider == "triton" else _vllm)(shape, inputs, out)
+
+    def error():
+        pairs, want = torch.zeros(inputs.ids.numel(), shape.hidden, device=device), torch.empty_like(out)
+        arguments = (inputs.x, inputs.w13, inputs.w2, inputs.ids, inputs.weights, inputs.slot_of, pairs)
+        moe_ffn_ref(*arguments, compute_dtype=torch.float32)
+        combine_ref(pairs, shape.topk, want)
+        return relative_error(out, want)
+
+    flops, moved = ffn_work(shape, inputs, torch.bfloat16)
+    rows_by_pair = inputs.ids.numel() * shape.hidden * 4  # an inner matter of ours: the task needs one row a token
+    return Call(run, error, flops, moved - rows_by_pair + out.numel() * out.element_size())
+
+
+def _ours(shape, inputs, out):
+    tokens, device = inputs.ids.shape[0], out.device
+    workspace = Workspace(tokens, shape.topk, shape.experts, shape.hidden, shape.inter, out.dtype, device)
+    pairs = torch.empty(inputs.ids.numel(), shape.hidden, device=device)
+
+    def run():
+        step = workspace.begin(inputs.ids)
+        moe_ffn(inputs.x, inputs.w13, inputs.w2, inputs.ids, inputs.weights, inputs.slot_of, pairs, step=step)
+        combine(pairs, shape.topk, out)
+
+    return run
+
+
+def _vllm(shape, inputs, out):
+    """Its public function, where vLLM is installed; it is no dependency of this project."""
+    fused_experts = importlib.import_module("vllm.model_executor.layers.fused_moe").fused_experts
+    ids = inputs.ids.int()
+    return lambda: out.copy_(fused_experts(inputs.x, inputs.w13, inputs.w2, inputs.weights, ids))
