@@ -1,6 +1,9 @@
 """The benchmark runner: what it refuses, what a row holds, and that nothing wrong is ever timed."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +144,14 @@ def test_registry_refuses_two_cases_of_one_name(monkeypatch):
     monkeypatch.setattr(registry.pkgutil, "iter_modules", lambda paths: [type("M", (), {"name": "cases_x"})])
     with pytest.raises(AssertionError, match="cases of the same name"):
         registry.all_cases()
+
+
+@pytest.mark.slow
+def test_check_command_passes_without_the_suites_repairs():
+    """In a process of its own: a user's machine has no tests/triton_interpreter.py."""
+    pytest.importorskip("triton")
+    program = "import sys; from apexk.kernels.bench.check import main; sys.exit(main([]))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "moe_ffn" in done.stdout and done.stdout.endswith("0 failures\n")
