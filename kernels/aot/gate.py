@@ -150,6 +150,14 @@ def compile_all(targets, quick, jobs):
 
     work = [(target, index, quick) for target in targets for index in range(len(specs(target, quick)))]
     if jobs < 2:
-        return [run_one(job) for job in work]
+        return list(_told(map(run_one, work), len(work)))
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(run_one, work))
+        return list(_told(pool.map(run_one, work), len(work)))
+
+
+def _told(results, total):
+    """Progress on stderr: a full run takes minutes."""
+    for done, result in enumerate(results, 1):
+        if done % 20 == 0:
+            print(f"{done} of {total} launches compiled", file=sys.stderr, flush=True)
+        yield result

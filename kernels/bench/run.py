@@ -15,6 +15,7 @@ import torch
 from . import machine
 from .registry import DTYPE_NAMES, all_cases, select
 from .roofs import bound_by, roofs_of
+from .table import markdown, read_rows
 from .timing import quantiles, times_ns
 
 SCHEMA = "apexk.bench/1"
@@ -24,6 +25,9 @@ DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3
 
 def main(argv=None) -> int:
     args = _parser().parse_args(argv)
+    if args.table:
+        print(markdown(read_rows(args.table)), end="")
+        return DONE
     cases = select(all_cases(), args.case)
     if args.device:
         cases = [case for case in cases if case.device == args.device]
@@ -96,6 +100,7 @@ def _parser():
     parser.add_argument("--list", action="store_true", help="show the cases' names and stop")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only cases of this device")
     parser.add_argument("--jsonl", metavar="PATH", help="append the rows to this file")
+    parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds a case (default 1)")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare with the reference first")
     parser.add_argument("--under-profiler", action="store_true", help="run although a profiler is attached")

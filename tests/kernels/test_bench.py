@@ -73,6 +73,19 @@ def test_a_row_holds_what_is_needed_to_repeat_it(monkeypatch, tmp_path, capsys):
     assert "% of host_read" in capsys.readouterr().out
 
 
+def test_rows_become_a_table(monkeypatch, tmp_path, capsys):
+    """The newest row of a name counts; roofs stand above the operations."""
+    with_cases(monkeypatch, case()[0], case("triple")[0])
+    path = tmp_path / "rows.jsonl"
+    for _ in range(2):
+        run.main(["--budget", "0.01", "--jsonl", str(path)])
+    capsys.readouterr()
+    assert run.main(["--table", str(path)]) == run.DONE
+    text = capsys.readouterr().out
+    assert text.index("| host_read |") < text.index("### double") < text.index("### triple")
+    assert text.count("| tokens=3 | fp32 | torch |") == 2 and "Commit " in text
+
+
 def test_the_roof_is_the_one_that_binds(monkeypatch):
     fixed = {"host_read": roofs.Roof("host_read", 10.0, "GB/s"), "host_fp32": roofs.Roof("host_fp32", 100.0, "GFLOP/s")}
     monkeypatch.setattr(roofs, "roof", fixed.__getitem__)

@@ -1,0 +1,45 @@
+"""Benchmark rows (JSONL) as Markdown tables, one an operation; nothing is shown that is not in the file."""
+
+import json
+from pathlib import Path
+
+
+def read_rows(path) -> list[dict]:
+    """Rows of one file; of two rows with the same name and device the later one counts."""
+    latest = {}
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        latest[row["name"], row["device"]] = row
+    return list(latest.values())
+
+
+def markdown(rows) -> str:
+    """Roofs first, then the operations in order of name."""
+    parts = []
+    for device in sorted({r["device"] for r in rows}):
+        here = [r for r in rows if r["device"] == device]
+        parts.append(f"## {device}\n\n" + _sources(here))
+        roofs = [r for r in here if r["op"] == "roof"]
+        if roofs:
+            parts.append(_table(("roof", "measured"), [(r["name"][5:], f"{r['value']:.0f} {r['unit']}") for r in roofs]))
+        for op in sorted({r["op"] for r in here} - {"roof"}):
+            cells = [_cells(r) for r in here if r["op"] == op]
+            parts.append(f"### {op}\n\n" + _table(("shape", "dtype", "provider", "p50 us", "p20 to p80", "% of roof", "roof"), cells))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(row):
+    shape = " ".join(f"{k}={v}" for k, v in row["shape"].items())
+    spread = f"{row['p20_ns'] / 1e3:.1f} to {row['p80_ns'] / 1e3:.1f}"
+    return shape, row["dtype"], row["provider"], f"{row['p50_ns'] / 1e3:.1f}", spread, f"{row['percent_of_roof']:.0f}", row["roof"]
+
+
+def _sources(rows) -> str:
+    versions = {json.dumps(r["versions"], sort_keys=True) for r in rows}
+    commits = {f"{(r['commit'] or 'unknown')[:10]}{' (changed since)' if r['dirty'] else ''}" for r in rows}
+    return f"Commit {', '.join(sorted(commits))}; versions {'; '.join(sorted(versions))}."
+
+
+def _table(head, cells) -> str:
+    lines = [head, ["---"] * len(head), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
