@@ -26,7 +26,7 @@ ALLOWED = {
     "apexk/store/": {"torch", "apexk.kernels"},
     "apexk/device/": {"torch", "apexk.kernels", "apexk.store", "apexk.timeline", "apexk.nvtx", "apexk.hardware"},
     "apexk/engine/": {"torch", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.nvtx"},
-    "apexk/hf/": {"torch", "transformers", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
+    "apexk/hf/": {"torch", "transformers", "apexk.kernels", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
                   "apexk.hardware", "apexk.nvtx"},
     "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from apexk.hf.families import find_experts
+from apexk.hf.inspect import find_experts
 
 DATA = Path(__file__).resolve().parent / "data"
 

@@ -23,10 +23,12 @@ ARITHMETIC = ("reference", "same")
 class Halves:
     """Tensors and arithmetic of a model's expert layers. `threads` of the CPU half as in `HostFFN`."""
 
-    def __init__(self, store: HostStore, slots: int, *, activation: str = "silu", arithmetic: str = "reference", threads: int | None = None):
+    def __init__(self, store: HostStore, slots: int, *, activation: str = "silu", weight_on_input: bool = False,
+                 arithmetic: str = "reference", threads: int | None = None):
         if arithmetic not in ARITHMETIC:
             raise ValueError(f"arithmetic is {arithmetic!r}; known: {', '.join(ARITHMETIC)}")
-        self.store, self.activation, self.arithmetic = store, activation, arithmetic
+        self.store, self.arithmetic = store, arithmetic
+        self._rule = {"activation": activation, "weight_on_input": weight_on_input}
         self.pool = Pool(store.layers, slots, store.block)
         self.ffn = HostFFN(threads=threads)
         self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
@@ -46,7 +48,7 @@ class Halves:
         if not experts:
             return None
         return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, rows.pairs,
-                               intermediate=self.store.block.intermediate, activation=self.activation)
+                               intermediate=self.store.block.intermediate, **self._rule)
 
     def run_slots(self, layer: int, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":
@@ -57,7 +59,7 @@ class Halves:
         slot_of = torch.full((self.store.experts,), -1, dtype=torch.int32)
         slot_of[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
         moe_ffn_ref(rows.x, self.pool.w13(layer), self.pool.w2(layer), rows.topk_ids, rows.topk_weights, slot_of, rows.pairs,
-                    activation=self.activation, compute_dtype=torch.float32)
+                    compute_dtype=torch.float32, **self._rule)
 
     def predict(self, rows: Rows, router: Router) -> tuple[dict[int, int], dict[int, float]]:
         ids, weights = router(rows.x)
@@ -81,4 +83,4 @@ class Halves:
 
     def _native(self, blocks: torch.Tensor, rows: Rows, experts: Sequence[int]) -> None:
         self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, rows.pairs,
-                     intermediate=self.store.block.intermediate, activation=self.activation)
+                     intermediate=self.store.block.intermediate, **self._rule)

@@ -1,106 +1,98 @@
 """The model families apexk knows, as data: where a sparse block keeps its parts and what its experts compute.
 
-A family's router is a module that returns (logits, routing weights [T, topk], expert ids [T, topk]) for MoE inputs
-[T, H]; its experts hold `gate_up_proj [E, 2I, H]` (gate rows, then up rows) and `down_proj [E, H, I]`.
+Read from the modeling files of transformers 5.24; a row says only what differs from the usual block:
+
+    logits, weights, ids = block.gate(x)          # [T, E], [T, topk], [T, topk]
+    y = block.experts(x, ids, weights)            # gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E, H, I]
+
+To add a family, make a `Family` and put it into `FAMILIES` under its model type before calling `swap`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, weights, ids
+
+
+def usual_routing(output: Routed, topk: int) -> Routed:
+    return output
+
+
+def llama4_routing(output: tuple[torch.Tensor, torch.Tensor], topk: int) -> Routed:
+    """Llama 4's router gives (scores [T, E], logits [T, E]), the scores of unchosen experts being zero."""
+    scores, logits = output
+    ids = logits.topk(topk, dim=-1).indices
+    return logits, scores.gather(-1, ids), ids
+
 
 @dataclass(frozen=True)
 class Family:
-    """`block`: class name of the sparse block; `router`, `experts`: its attributes."""
+    """One row of the table.
 
-    model_type: str
+    block: class name of the sparse block. router, experts: its attributes. router_arguments: what the router is called
+    with besides x. routing: its output -> (logits, weights, ids). shared: attribute of the shared expert, which may be
+    None in a block; shared_gate: of the linear layer whose sigmoid scales it. columns: expert matrices are stored
+    transposed, gate_up_proj [E, H, 2I], down_proj [E, I, H]. weight_on_input: the routing weight multiplies x.
+    returns_logits: the block returns (rows [T, H], router logits), not hidden states alone.
+    """
+
     block: str
     router: str = "gate"
     experts: str = "experts"
+    router_arguments: Callable[[nn.Module], tuple] = lambda block: ()
+    routing: Callable[[tuple, int], Routed] = usual_routing
+    shared: str | None = None
+    shared_gate: str | None = None
+    columns: bool = False
+    weight_on_input: bool = False
+    returns_logits: bool = False
+
+    def route(self, block: nn.Module, x: torch.Tensor, topk: int, *, record: bool) -> Routed:
+        """The block's own routing function. `record`: call the module, so that hooks (which collect router logits) see it."""
+        router = getattr(block, self.router)
+        output = (router if record else router.forward)(x, *self.router_arguments(block))
+        return self.routing(output, topk)
+
+    def shared_output(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """The shared expert's rows [T, H], or None where the block has none."""
+        expert = getattr(block, self.shared) if self.shared else None
+        if expert is None:
+            return None
+        rows = expert(x)
+        return torch.sigmoid(getattr(block, self.shared_gate)(x)) * rows if self.shared_gate else rows
 
 
-FAMILIES = {family.model_type: family for family in (Family("qwen3_moe", "Qwen3MoeSparseMoeBlock"),)}
-
-#: Hugging Face's `hidden_act` -> the kernels' name
-ACTIVATIONS = {"silu": "silu", "swish": "silu"}
+def _lfm2_bias(block: nn.Module) -> tuple:
+    return (block.expert_bias if block.use_expert_bias else None,)
 
 
-class UnsupportedModel(ValueError):
-    """This model cannot be swapped; the text says why and what can."""
+_GATED_SHARED = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
 
-
-@dataclass(frozen=True)
-class Experts:
-    """A model's sparse blocks in layer order, with what they share."""
-
-    family: Family
-    names: tuple[str, ...]
-    blocks: tuple[nn.Module, ...]
-    experts: int
-    topk: int
-    hidden: int
-    intermediate: int
-    dtype: torch.dtype
-    activation: str
-
-    def router(self, layer: int) -> nn.Module:
-        return getattr(self.blocks[layer], self.family.router)
-
-    def weights(self, layer: int) -> nn.Module:
-        return getattr(self.blocks[layer], self.family.experts)
-
-
-def find_experts(model: nn.Module) -> Experts:
-    """The sparse blocks of `model`, checked. Raises `UnsupportedModel` or TypeError; changes nothing."""
-    known = f"supported model types: {', '.join(FAMILIES)}"
-    what = type(model).__name__
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        raise UnsupportedModel(f"{what} is no Hugging Face model with a config; {known}")
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    family = FAMILIES.get(getattr(config, "model_type", None))
-    if family is None:
-        sparse = any("experts" in name.split(".") for name, _ in model.named_modules())
-        why = "is a Mixture-of-Experts family that apexk does not know" if sparse else "is dense: it has no experts"
-        raise UnsupportedModel(f"{what} (model type {getattr(config, 'model_type', None)!r}) {why}; {known}")
-    if getattr(model.config, "quantization_config", None) is not None or getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedModel(f"{what} is quantised; apexk computes from float32, bfloat16 or float16 weights")
-    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ == family.block]
-    if not found:
-        raise UnsupportedModel(f"{what} has no {family.block}: every layer of this {family.model_type} is dense")
-    if config.hidden_act not in ACTIVATIONS:
-        raise UnsupportedModel(f"{what} uses hidden_act {config.hidden_act!r}; supported: {', '.join(ACTIVATIONS)}")
-    shapes = {name: _check_block(family, name, block) for name, block in found}
-    if len(set(shapes.values())) > 1:
-        raise UnsupportedModel(f"{what}: sparse blocks differ in shape or dtype: {shapes}")
-    (experts, hidden, intermediate, dtype), topk = next(iter(shapes.values())), config.num_experts_per_tok
-    return Experts(family, tuple(n for n, _ in found), tuple(b for _, b in found), experts, topk, hidden, intermediate, dtype,
-                   ACTIVATIONS[config.hidden_act])
-
-
-def _check_block(family: Family, name: str, block: nn.Module) -> tuple:
-    """-> (experts, hidden, intermediate, dtype) of one block."""
-    if "forward" in vars(block):
-        raise UnsupportedModel(f"{name}.forward is already replaced (swapped before, or hooked by another library); restore it first")
-    weights = getattr(block, family.experts)
-    shapes = {}
-    for part in ("gate_up_proj", "down_proj"):
-        parameter = getattr(weights, part, None)
-        if not isinstance(parameter, torch.Tensor) or parameter.ndim != 3:
-            raise UnsupportedModel(f"{name}.{family.experts}.{part} is {type(parameter).__name__}, wanted a 3-d tensor")
-        if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UnsupportedModel(
-                f"{name}.{family.experts}.{part} is {parameter.dtype}: quantised experts are not supported; "
-                "wanted float32, bfloat16 or float16"
-            )
-        if parameter.device.type != "cpu":
-            raise UnsupportedModel(f"{name}.{family.experts}.{part} is on {parameter.device}; load the experts on the CPU")
-        shapes[part] = tuple(parameter.shape)
-    (e, two_i, h), down = shapes["gate_up_proj"], shapes["down_proj"]
-    if two_i % 2 or down != (e, h, two_i // 2):
-        raise UnsupportedModel(f"{name}: gate_up_proj {shapes['gate_up_proj']} and down_proj {down} do not fit [E, 2I, H], [E, H, I]")
-    if weights.gate_up_proj.dtype != weights.down_proj.dtype:
-        raise UnsupportedModel(f"{name}: gate_up_proj is {weights.gate_up_proj.dtype}, down_proj {weights.down_proj.dtype}")
-    return e, h, two_i // 2, weights.gate_up_proj.dtype
+#: model type -> row
+FAMILIES = {
+    "deepseek_v2": Family("DeepseekV2Moe", shared="shared_experts"),
+    "deepseek_v3": Family("DeepseekV3MoE", shared="shared_experts"),
+    "dots1": Family("Dots1MoE", shared="shared_experts"),
+    "ernie4_5_moe": Family("Ernie4_5_MoeSparseMoeBlock", shared="shared_experts"),
+    "glm4_moe": Family("Glm4MoeMoE", shared="shared_experts"),
+    "granitemoe": Family("GraniteMoeMoE", router="router"),
+    "hunyuan_v1_moe": Family("HunYuanMoEV1Moe", shared="shared_mlp"),
+    "jamba": Family("JambaSparseMoeBlock", router="router"),
+    "lfm2_moe": Family("Lfm2MoeSparseMoeBlock", router_arguments=_lfm2_bias),
+    "llama4_text": Family("Llama4TextMoe", router="router", routing=llama4_routing, shared="shared_expert", columns=True,
+                          weight_on_input=True, returns_logits=True),
+    "minimax": Family("MiniMaxSparseMoeBlock"),
+    "minimax_m2": Family("MiniMaxM2SparseMoeBlock", router_arguments=lambda block: (block.e_score_correction_bias,)),
+    "mixtral": Family("MixtralSparseMoeBlock"),
+    "olmoe": Family("OlmoeSparseMoeBlock"),
+    "phimoe": Family("PhimoeSparseMoeBlock", router="router"),
+    "qwen2_moe": Family("Qwen2MoeSparseMoeBlock", **_GATED_SHARED),
+    "qwen3_5_moe_text": Family("Qwen3_5MoeSparseMoeBlock", **_GATED_SHARED),
+    "qwen3_moe": Family("Qwen3MoeSparseMoeBlock"),
+    "qwen3_next": Family("Qwen3NextSparseMoeBlock", **_GATED_SHARED),
+}  # fmt: skip

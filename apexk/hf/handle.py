@@ -14,7 +14,7 @@ from apexk.device.base import Device
 from apexk.engine.runtime import Engine
 from apexk.hardware import Hardware
 from apexk.hf.adopt import release
-from apexk.hf.families import Experts
+from apexk.hf.inspect import Experts
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
 
@@ -67,7 +67,7 @@ class Handle:
         return {
             "versions": versions(),
             "model": {
-                "class": type(self.model).__name__, "model_type": experts.family.model_type, "moe_layers": len(experts.blocks),
+                "class": type(self.model).__name__, "model_type": experts.model_type, "moe_layers": len(experts.blocks),
                 "experts": experts.experts, "topk": experts.topk, "hidden": experts.hidden, "intermediate": experts.intermediate,
                 "dtype": str(experts.dtype).removeprefix("torch."), "bytes_per_expert": self._store.block.payload_bytes,
             },

@@ -18,8 +18,8 @@ from apexk.device.virtual import VirtualDevice
 from apexk.engine import layer as engine_layer
 from apexk.engine.runtime import Engine, EngineSettings
 from apexk.hf.adopt import adopt, adopted
-from apexk.hf.families import Experts, find_experts
 from apexk.hf.handle import Handle
+from apexk.hf.inspect import Experts, find_experts
 from apexk.policy import registry
 from apexk.policy.types import CostPrior, ModelShape
 from apexk.store.block import ExpertBlock
@@ -48,7 +48,8 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
     with ExitStack() as undo:
         timeline = undo.enter_context(Timeline(config.timeline))
         store = HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
-        halves = Halves(store, slots, activation=experts.activation, arithmetic=config.arithmetic, threads=config.threads)
+        halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation, weight_on_input=experts.family.weight_on_input,
+                        arithmetic=config.arithmetic, threads=config.threads)
         undo.callback(halves.close)
         if config.device == "cpu":
             device = CpuDevice(timeline, halves)
@@ -73,33 +74,34 @@ def _prior(machine: hardware.Hardware) -> CostPrior:
 
 
 def _forward(engine: Engine, experts: Experts, store: HostStore, layer: int) -> Callable:
-    """The sparse block's new `forward`: the model's own router, then the engine."""
-    router, weights = experts.router(layer), experts.weights(layer)
-    following = experts.router(layer + 1) if layer + 1 < len(experts.blocks) else None
+    """The sparse block's new `forward`: the model's own router, the engine, and the shared expert while the engine works."""
+    family, name = experts.family, experts.names[layer]
+    in_place = adopted(experts, store, layer)
+    last = layer + 1 == len(experts.blocks)
 
     def next_router(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # `.forward`, not a call: the library records router logits by hooks, and this is no routing of the model's
-        _, topk_weights, topk_ids = following.forward(x)
+        # not recorded: this is no routing of the model's
+        _, topk_weights, topk_ids = experts.route(layer + 1, x, record=False)
         return topk_ids, topk_weights
 
     def forward(block: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and block.training:
             raise RuntimeError("apexk is for inference: call model.eval(), or handle.restore() before training")
-        if not adopted(weights, store, layer):
+        if not in_place():
             raise RuntimeError(
-                f"the expert weights of {experts.names[layer]} were replaced while swapped (model.to(...)?, a copied model?); "
+                f"the expert weights of {name} were replaced while swapped (model.to(...)?); "
                 "restore first, then change the model, then swap again"
             )
         with torch.no_grad():
             x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
             if x.dtype != experts.dtype:
-                raise TypeError(f"{experts.names[layer]} got {x.dtype} activations for {experts.dtype} experts (autocast is not supported)")
-            _, topk_weights, topk_ids = router(x)
-            rows = Rows(tokens=x.shape[0], topk=experts.topk, x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
+                raise TypeError(f"{name} got {x.dtype} activations for {experts.dtype} experts (autocast is not supported)")
+            logits, topk_weights, topk_ids = experts.route(layer, x, record=True)
+            rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
             phase = "prefill" if hidden_states.shape[-2] > 1 else "decode"
-            task = engine_layer.submit(engine, layer, rows, phase, next_router if following is not None else None)
+            task = engine_layer.submit(engine, layer, rows, phase, None if last else next_router)
             out = torch.empty_like(x)
-            engine_layer.join(engine, task, out)
-        return out.view(hidden_states.shape)
+            engine_layer.join(engine, task, out, family.shared_output(block, x))
+        return (out, logits) if family.returns_logits else out.view(hidden_states.shape)
 
     return forward

@@ -4,10 +4,11 @@ import threading
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import apexk
 from apexk.demo import model as demo
+from apexk.testing.tiny import tiny as tiny_family
 
 
 def snapshot(model):
@@ -170,13 +171,6 @@ def dense():
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
 
 
-def other_family():
-    return MixtralForCausalLM(
-        MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-                      num_local_experts=4)
-    )
-
-
 def quantised():
     model = tiny()
     for layer in model.model.layers:
@@ -197,10 +191,10 @@ def on_meta():
 
 BAD_MODELS = [
     (dense, {}, "dense"),
-    (other_family, {}, "does not know.*qwen3_moe"),
+    (lambda: tiny_family("dbrx"), {}, "does not know.*qwen3_moe"),
     (lambda: torch.nn.Linear(2, 2), {}, "no Hugging Face model"),
     (lambda: tiny(mlp_only_layers=[0, 1]), {}, "every layer"),
-    (lambda: tiny(hidden_act="relu"), {}, "hidden_act 'relu'"),
+    (lambda: tiny(hidden_act="relu"), {}, "experts apply"),
     (quantised, {}, "quantised"),
     (marked_quantised, {}, "quantised"),
     (on_meta, {}, "meta"),

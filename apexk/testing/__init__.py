@@ -1,0 +1,1 @@
+"""Small random models of every family, for tests and for trying things out."""
