@@ -31,6 +31,10 @@ class Policy:
     waits_in_flight: bool  # a running prefetch that the layer needs is offered to `on_route` as `view.in_flight`
     resident_first: bool | None = None  # False: residents wait for the copies; None: the engine's setting
     uses_cpu = True  # False: every active expert runs on the GPU, and the CPU path is not paid
+    waves = False  # may plan more copies than there are slots: they are copied and run in waves
+    keeps_fetched = True  # False: exact copies go to the extra slots and are given up after the layer
+    posts = False  # copies after the step
+    evicts = "utility"  # eviction rule, unless the options name one
     uses: Sequence[Sequence[Sequence[int]]] | None = None  # `[layer][expert]` steps of use, known in a replay only
 
     def __init__(self, options: PolicyOptions = DEFAULTS):
@@ -59,8 +63,13 @@ class Policy:
             for phase in get_args(Phase)
         }
 
+    def by_popularity(self, layer: int) -> list[int]:
+        """All experts, most popular first; by id where nothing is known."""
+        row = self.popularity[layer] if self.popularity is not None else [0] * self.shape.experts
+        return sorted(range(self.shape.experts), key=lambda e: (-row[e], e))
+
     def _eviction(self, layer: int, popularity: Sequence[float] | None):
-        rule, decay = self.options.evict, self.options.utility_decay
+        rule, decay = self.options.evict or self.evicts, self.options.utility_decay
         if rule == "belady":
             if self.uses is None:
                 raise ValueError("eviction rule 'belady' needs to know the future: it exists in a replay only")
@@ -69,18 +78,25 @@ class Policy:
             raise ValueError(f"unknown eviction rule {rule!r}; there are {', '.join(RULES)}")
         return RULES[rule](self.shape.experts, decay, popularity)
 
+    def extra_slots(self, capacity: int) -> int:
+        """Slots a layer that the policy needs beside its `capacity` residents; they start empty."""
+        return 0
+
     def initial(self, layer: int) -> tuple[int, ...]:
         """Residents before the first step: the most popular experts, or evenly spaced ids from a seeded start."""
         experts, capacity = self.shape.experts, self.capacity
         if self.popularity is not None:
-            row = self.popularity[layer]
-            return tuple(sorted(range(experts), key=lambda e: (-row[e], e))[:capacity])
+            return tuple(self.by_popularity(layer)[:capacity])
         first = random.Random(self.seed * 1_000_003 + layer).randrange(experts)
         return tuple((first + k * experts // capacity) % experts for k in range(capacity))
 
     def costs(self, phase: Phase) -> Costs:
         """What work costs now, frozen: later observations do not change it."""
         return self._models[phase].costs()
+
+    def recall(self, layer: int, loads: Mapping[int, int]) -> dict | None:
+        """What else a decision rests on, as JSON values; becomes `view.memory`, so that a record can be decided again."""
+        return None
 
     def on_route(self, view: RouteView) -> Plan:
         """Decide one layer. Pure: the same view gives the same plan."""
@@ -93,6 +109,10 @@ class Policy:
     def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         """Up to `count` of `candidates` to evict, least useful first."""
         return self._utility[layer].lowest(candidates, count, step)
+
+    def victims_for(self, layer: int, incoming: Sequence[int], candidates: Collection[int], step: int) -> tuple[int, ...]:
+        """Victims for copies ahead of need, one for each of `incoming` in order; fewer where a copy is not worth its victim."""
+        return self.victims(layer, candidates, len(incoming), step)
 
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         """Learn from a finished layer's loads (utilities)."""

@@ -9,12 +9,12 @@ class PlanError(ValueError):
     """A policy returned a plan that the engine must not run."""
 
 
-def check_plan(view: RouteView, plan: Plan) -> None:
+def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
     """Raise `PlanError` unless
 
     - `gpu_resident`, `exact_fetch` and `cpu` together hold each active expert exactly once and nothing else,
     - `gpu_resident` holds residents only and `exact_fetch` missed experts only,
-    - the exact copies fit into `view.available` slots (the copy in flight has a slot of its own).
+    - the exact copies fit into `view.available` slots (the copy in flight has a slot of its own), unless they run in waves.
     """
     where = f"layer {view.layer}, step {view.step}"
     planned = (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu)
@@ -32,5 +32,5 @@ def check_plan(view: RouteView, plan: Plan) -> None:
         raise PlanError(f"{where}: resident but in exact_fetch: {copied}")
     in_flight = view.in_flight.expert if view.in_flight else None
     new = sum(e != in_flight for e in plan.exact_fetch)
-    if new > view.available:
+    if new > view.available and not waves:
         raise PlanError(f"{where}: {new} exact copies for {view.available} available slots")

@@ -114,6 +114,25 @@ class LeastStale:
         return chosen
 
 
+class ScoreCache:
+    """`score`, HybriMoE's: `q <- a*s + (1-a)*q` in each step, a = 1/2, s the token share of the step's 2K heaviest experts, else 0.
+
+    K is not known here: the heaviest sixteenth of all experts, at least two, stands for 2K.
+    """
+
+    def __init__(self, experts: int, popularity: Sequence[float] | None = None):
+        self.utility = LayerUtility(experts, 0.5, popularity)
+        self.top = max(2, experts // 16)
+
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
+        total = sum(loads.values())
+        heavy = heapq.nsmallest(self.top, loads, key=lambda e: (-loads[e], e))
+        self.utility.update(step, {e: 0.5 * loads[e] / total for e in heavy})
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        return self.utility.lowest(candidates, count, step)
+
+
 class Belady(LayerUtility):
     """`belady`, replay only: the expert whose next use is farthest away; never used again first, then least utility."""
 
@@ -143,6 +162,7 @@ RULES: dict[str, Callable] = {
     "utility": LayerUtility,
     "lru": lambda experts, decay, popularity: LeastRecent(experts, popularity),
     "lfu": lambda experts, decay, popularity: LeastFrequent(experts, popularity),
+    "score": lambda experts, decay, popularity: ScoreCache(experts, popularity),
     "least_stale": lambda experts, decay, popularity: LeastStale(experts, popularity),
 }
 

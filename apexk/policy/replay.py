@@ -34,6 +34,7 @@ def view_to_dict(view: RouteView) -> dict:
         "in_flight": None if view.in_flight is None else [view.in_flight.expert, view.in_flight.left],
         "channel_wait_ms": view.channel_wait_ms,
         "resident_first": view.resident_first,
+        "memory": view.memory,
     }
 
 

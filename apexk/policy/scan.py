@@ -92,6 +92,18 @@ def choose(view: RouteView, limit: int | None = None) -> Plan:
     return _plan(here, missed, count, estimates)
 
 
+def at_count(view: RouteView, here: Sequence[int], missed: Sequence[int], count: int) -> Plan:
+    """The plan that copies exactly the first `count` of `missed`, with its estimate."""
+    loads = view.loads
+    gpu_load, arriving = sum(loads[e] for e in here), sum(loads[e] for e in missed[:count])
+    alone = view.costs.gpu_ms(len(here), gpu_load)
+    together = view.costs.gpu_ms(len(here) + count, gpu_load + arriving)
+    landed = transfer_ms(view, count) if count else 0.0
+    gpu = together + (max(landed, alone) - alone if view.resident_first else landed)
+    cpu = view.costs.cpu_ms(len(missed) - count, sum(loads[e] for e in missed[count:]))
+    return Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), cpu, gpu)
+
+
 def _plan(here: Sequence[int], missed: Sequence[int], count: int, estimates: list[tuple[float, float]]) -> Plan:
     cpu, gpu = estimates[count]
     return Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), cpu, gpu, tuple(estimates))

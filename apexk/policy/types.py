@@ -54,7 +54,8 @@ class RouteView:
     `available` is the number of slots that exact copies may take (free or evictable). `in_flight` is set when the
     engine keeps a running speculative copy that this layer needs. `channel_wait_ms` is how long the transfer channel
     stays busy before a first exact copy can start. With `resident_first` the GPU runs resident experts during the
-    copies; without it everything waits for them.
+    copies; without it everything waits for them. `memory` holds what else the policy remembered for this decision, as JSON
+    values (`Policy.recall`).
     """
 
     step: int
@@ -68,6 +69,7 @@ class RouteView:
     in_flight: InFlight | None = None
     channel_wait_ms: float = 0.0
     resident_first: bool = True
+    memory: Mapping | None = None
 
     def missed(self) -> list[int]:
         """Active experts that are not resident, heaviest first, ties by lower id."""
@@ -127,7 +129,7 @@ class PolicyOptions:
     rate_ema: float = 0.2
     forgetting: float = 0.995
     utility_decay: float = 0.9
-    evict: str = "utility"  # a rule of `apexk.policy.evict`
+    evict: str | None = None  # a rule of `apexk.policy.evict`; None: the policy's own
 
     def __post_init__(self):
         if self.cost not in ("affine", "rates"):

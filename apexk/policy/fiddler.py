@@ -1,0 +1,56 @@
+"""Fiddler twice: as the Apex paper describes it (nothing moves), and as its released code decides."""
+
+from __future__ import annotations
+
+from .base import DEFAULTS, Policy
+from .no_assign import NoAssignment
+from .scan import by_load
+from .types import Plan, PolicyOptions, RouteView
+
+SCRATCH_SLOTS = 4
+
+
+class FiddlerStatic(NoAssignment):
+    """Popular experts stay on the GPU, every missed one runs on the CPU."""
+
+    name = "fiddler_static"
+    source = "Fiddler, as the Apex paper runs it"
+
+
+class FiddlerOriginal(Policy):
+    """Copies a missed expert to a scratch slot if its tokens cost the CPU more than the copy, and does not keep it.
+
+    The released code minimises the sum of both devices' costs, with 7 a CPU token and 70 a copy: a threshold of 10 tokens.
+    By default the threshold is the cost model's own: one more expert of n tokens on the CPU against one more copy. First
+    residents are by popularity in each layer, not by one list over all layers.
+    """
+
+    name = "fiddler_original"
+    source = "Fiddler, released code"
+    speculates = False
+    fetches = True
+    waits_in_flight = False
+    waves = True
+    keeps_fetched = False
+
+    def __init__(self, options: PolicyOptions = DEFAULTS, threshold: float | None = None):
+        if threshold is not None and (isinstance(threshold, (bool, str)) or threshold < 0):
+            raise ValueError(f"fiddler_original: threshold is {threshold!r}; wanted a number of tokens >= 0")
+        super().__init__(options)
+        self.threshold = threshold
+
+    def extra_slots(self, capacity: int) -> int:
+        return SCRATCH_SLOTS
+
+    def on_route(self, view: RouteView) -> Plan:
+        here, missed = by_load(view)
+        costs = view.costs
+        copy = costs.copy_ms(2) - costs.copy_ms(1)
+
+        def heavy(load: int) -> bool:
+            if self.threshold is not None:
+                return load > self.threshold
+            return costs.cpu_ms(2, 1 + load) - costs.cpu_ms(1, 1) > copy
+
+        fetch = [e for e in missed if heavy(view.loads[e])]
+        return Plan(tuple(here), tuple(fetch), tuple(missed[len(fetch) :]))

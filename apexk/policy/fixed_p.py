@@ -1,0 +1,27 @@
+"""A fixed transfer count, as in the paper's Fig. 3(d)."""
+
+from __future__ import annotations
+
+from .base import DEFAULTS, Policy
+from .scan import at_count, by_load, most_copies
+from .types import Plan, PolicyOptions, RouteView
+
+
+class FixedCount(Policy):
+    """Always copies the `p` heaviest missed experts, or all there are slots for."""
+
+    name = "fixed_p"
+    source = "the Apex paper, Fig. 3(d)"
+    speculates = False
+    fetches = True
+    waits_in_flight = False
+
+    def __init__(self, options: PolicyOptions = DEFAULTS, p: int = 4):
+        if type(p) is not int or p < 0:
+            raise ValueError(f"fixed_p: p is {p!r}; wanted a whole number >= 0")
+        super().__init__(options)
+        self.p = p
+
+    def on_route(self, view: RouteView) -> Plan:
+        here, missed = by_load(view)
+        return at_count(view, here, missed, min(self.p, most_copies(view, len(missed))))

@@ -1,0 +1,171 @@
+"""What every policy must keep, as one call: run a policy of your own through random layers and find out.
+
+    from apexk.policy.kit import check_policy
+    check_policy(lambda: MyPolicy(), traces=1000)
+
+Checked, with nothing but integers: each plan is valid and partitions the active set, every (token, expert) pair is placed
+once, the same view gives the same plan again, after a trip through JSON, and by a policy made new, victims come from the candidates and are
+never in use, the pool never overflows, prefetches name absent experts only, a policy that says it does not fetch or
+prefetch does not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .base import Policy
+from .check import check_plan
+from .evict import exact_candidates, prefetch_candidates
+from .replay import view_from_dict, view_to_dict
+from .types import CostPrior, InFlight, ModelShape, Observation, Plan, Prediction, RouteView
+
+PRIOR = CostPrior(c0=0.3, a=0.02, b=0.02, s0=0.2, t1=0.3, g0=0.1, g1=0.01, g2=0.001)
+
+
+class PolicyFault(AssertionError):
+    """A policy broke a rule; the message says which, with the seed that shows it."""
+
+
+@dataclass
+class Seen:
+    """What a check ran over."""
+
+    traces: int = 0
+    layers: int = 0
+    pairs: int = 0
+    copies: int = 0
+
+
+def check_policy(make: Callable[[], Policy], *, traces: int = 200, seed: int = 0, experts: int = 12, layers: int = 3, steps: int = 3) -> Seen:
+    """Runs `traces` random traces, each with a pool of its own size (0..experts). Raises `PolicyFault`."""
+    seen = Seen()
+    for number in range(traces):
+        draw = random.Random(seed * 1_000_003 + number)
+        try:
+            _trace(make, draw, seen, ModelShape(layers, experts, draw.randint(1, 4)), steps)
+        except Exception as error:
+            raise PolicyFault(f"seed {seed}, trace {number}: {type(error).__name__}: {error}") from error
+        seen.traces += 1
+    return seen
+
+
+def _trace(make: Callable[[], Policy], draw: random.Random, seen: Seen, shape: ModelShape, steps: int) -> None:
+    policy = make()
+    capacity = draw.randint(0, shape.experts)
+    popularity = [[draw.randint(0, 9) for _ in range(shape.experts)] for _ in range(shape.layers)] if draw.random() < 0.7 else None
+    policy.start(shape, capacity, PRIOR, popularity, seed=draw.randint(0, 9))
+    slots = capacity + policy.extra_slots(capacity)
+    pools = []
+    for layer in range(shape.layers):
+        first = policy.initial(layer)
+        _need(len(set(first)) == len(first) <= capacity and set(first) <= set(range(shape.experts)), f"initial residents {first}")
+        pools.append(set(first))
+    for step in range(steps):
+        phase = draw.choice(("prefill", "decode"))
+        tokens = draw.choice((1, 2, 8, 40))
+        for layer, pool in enumerate(pools):
+            _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, make())
+            if layer + 1 < shape.layers:
+                _prefetch(policy, draw, shape, step, layer + 1, pools[layer + 1], slots)
+        _after_step(policy, step, pools, slots)
+
+
+def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, fresh) -> None:
+    loads = _loads(draw, shape, tokens)
+    idle = exact_candidates(pool, loads, ())
+    absent = [e for e in sorted(loads) if e not in pool]
+    in_flight = None
+    if policy.waits_in_flight and absent and len(pool) < slots and draw.random() < 0.3:
+        in_flight = InFlight(draw.choice(absent), draw.random())
+    free = slots - len(pool) - (in_flight is not None)
+    view = RouteView(
+        step, layer, phase, tokens, loads, frozenset(pool), free + len(idle), policy.costs(phase), in_flight, 0.0 if in_flight else draw.random(),
+        policy.resident_first is None and draw.random() < 0.5, policy.recall(layer, loads),
+    )  # fmt: skip
+    plan = policy.on_route(view)
+    check_plan(view, plan, policy.waves)
+    _check_choice(policy, view, plan)
+    placed = sum(loads[e] for e in (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu))
+    _need(placed == tokens * shape.topk, f"{placed} of {tokens * shape.topk} pairs are placed")
+    again = view_from_dict(json.loads(json.dumps(view_to_dict(view))))
+    _need(policy.on_route(again) == plan, "the recorded view gives another plan")
+    _need(fresh.on_route(again) == plan, "a fresh policy decides the recorded view otherwise: `recall` must hold what a decision rests on")
+    _fetch(policy, view, plan, pool, slots)
+    policy.on_layer_done(layer, step, phase, loads)
+    cpu = sum(loads[e] for e in plan.cpu)
+    policy.observe(phase, Observation(len(plan.cpu), cpu, 0.3 + 0.02 * cpu if cpu else None, 1, 1, draw.random(), plan.transfer_count, draw.random()))
+    seen.layers, seen.pairs, seen.copies = seen.layers + 1, seen.pairs + placed, seen.copies + plan.transfer_count
+
+
+def _check_choice(policy: Policy, view: RouteView, plan: Plan) -> None:
+    _need(not plan.exact_fetch or policy.fetches, "says that it does not fetch, and fetches")
+    _need(not plan.cpu or policy.uses_cpu, "says that it does not use the CPU, and does")
+
+
+def _fetch(policy: Policy, view: RouteView, plan: Plan, pool: set[int], slots: int) -> None:
+    if not policy.keeps_fetched:
+        return
+    new = list(plan.exact_fetch)
+    spared = set(view.loads)
+    while new:
+        idle = exact_candidates(pool, spared, ())
+        room = slots - len(pool) + len(idle)
+        _need(room > 0 or spared, "no slot is left for a copy")
+        wave, new, spared = new[:room], new[room:], set(spared) if room >= len(new) else set()
+        out = policy.victims(view.layer, idle, max(0, len(wave) - (slots - len(pool))), view.step)
+        _check_victims(out, idle)
+        pool -= set(out)
+        pool |= set(wave)
+        _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+
+
+def _prefetch(policy: Policy, draw: random.Random, shape: ModelShape, step: int, layer: int, pool: set[int], slots: int) -> None:
+    if not policy.speculates:
+        return
+    loads = _loads(draw, shape, 8)
+    queue = policy.on_predict(layer, Prediction(loads, {e: draw.random() for e in loads}), frozenset(pool))
+    _need(len(set(queue)) == len(queue) and not set(queue) & pool and set(queue) <= set(range(shape.experts)), f"queue {queue} for residents {pool}")
+    free = slots - len(pool)
+    candidates = prefetch_candidates(pool, loads, (), (), ())
+    out = policy.victims_for(layer, queue[free:][: len(candidates)], candidates, step)
+    _check_victims(out, candidates)
+    landed = draw.randint(0, min(len(queue), free + len(out)))
+    pool -= set(out[: max(0, landed - free)])
+    pool |= set(queue[:landed])
+    _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+
+
+def _after_step(policy: Policy, step: int, pools: list[set[int]], slots: int) -> None:
+    wanted: dict[int, list[int]] = {}
+    for layer, expert in policy.on_step_done(step):
+        wanted.setdefault(layer, []).append(expert)
+    _need(not wanted or policy.posts, "says that it copies nothing after a step, and does")
+    for layer, queue in wanted.items():
+        pool = pools[layer]
+        queue = [e for e in queue if e not in pool]
+        free, candidates = slots - len(pool), set(pool)
+        out = policy.victims_for(layer, queue[free:][: len(candidates)], candidates, step + 1)
+        _check_victims(out, candidates)
+        pool -= set(out)
+        pool |= set(queue[: free + len(out)])
+        _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+
+
+def _loads(draw: random.Random, shape: ModelShape, tokens: int) -> dict[int, int]:
+    loads: dict[int, int] = {}
+    for _ in range(tokens):
+        for expert in draw.sample(range(draw.choice((shape.topk, shape.experts))), shape.topk):
+            loads[expert] = loads.get(expert, 0) + 1
+    return loads
+
+
+def _check_victims(out, candidates) -> None:
+    _need(len(set(out)) == len(out) and set(out) <= set(candidates), f"victims {out} of candidates {sorted(candidates)}")
+
+
+def _need(true: bool, what: str) -> None:
+    if not true:
+        raise PolicyFault(what)
