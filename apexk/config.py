@@ -17,7 +17,7 @@ DEFAULTS = {
     "rate_ema": 0.2,
     "forgetting": 0.995,
     "utility_decay": 0.9,
-    "evict": "utility",
+    "evict": None,
     "resident_first": True,
     "in_flight": "finish",
     "prefetch_protects": "predicted",
@@ -36,7 +36,7 @@ class Setting:
 class ApexConfig:
     """How a model's experts are run.
 
-    policy: which expert runs where; `apexk.policy.names()` lists them.
+    policy: which expert runs where; `apexk.policy.names()` lists them; also `name(key=value)` and `module:Class`.
     pool: expert slots per layer on the GPU, 0..experts. None: a quarter of the experts, at least one.
     device: "virtual" (CPU tensors on a modelled clock) | "cpu" (no GPU: no pool, every expert in the CPU kernels, real clock).
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
@@ -47,7 +47,7 @@ class ApexConfig:
     popularity: `[layers][experts]` activation counts on a calibration text, for the first residents; None: evenly spread.
     seed: of that spread.
     The rest is None where the hardware file's value or the default is wanted:
-    cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step; evict: eviction rule;
+    cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step; evict: rule of `apexk.policy.evict`, None: the policy's own;
     resident_first: resident experts run before the copies land; in_flight: "finish" | "abort" the prefetch that runs at a
     routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch.
     """
@@ -71,8 +71,7 @@ class ApexConfig:
     prefetch_protects: str | None = None
 
     def __post_init__(self):
-        if self.policy not in registry.names():
-            raise ValueError(f"policy is {self.policy!r}; there are {', '.join(registry.names())}")
+        registry.check(self.policy)
         if self.device not in DEVICES:
             raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
         if self.arithmetic not in ("reference", "same"):

@@ -136,7 +136,7 @@ class VirtualDevice:
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Span]) -> Span:
         if self.halves and out is not None:
             self.halves.combine(rows, out, shared)
-        ready = max(self._free["gpu"], *(e.end for e in after))
+        ready = max([self._free["gpu"], *(e.end for e in after)])
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)

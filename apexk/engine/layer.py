@@ -14,7 +14,7 @@ import torch
 from apexk.device.base import At, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
 from apexk.engine.runtime import Engine
-from apexk.policy import check_plan, decision_to_dict
+from apexk.policy import check_plan, decision_to_dict, exact_candidates
 from apexk.policy.types import Plan, Prediction, RouteView
 
 
@@ -38,14 +38,19 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     engine.settle_copies(layer)
     view = _view(engine, at, rows, loads)
     plan = policy.on_route(view)
-    check_plan(view, plan)
+    check_plan(view, plan, policy.waves)
     _record_plan(engine, view, plan)
 
     events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens)
-    if plan.cpu or device.host_runs_empty:
+    if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
         events.host = device.run_host(at, rows, plan.cpu, loads)
-    arrived = _copy(engine, at, view, plan, events)
-    if engine.resident_first:
+    in_waves = policy.waves and (not policy.keeps_fetched or plan.transfer_count > view.available)
+    arrived = () if in_waves else _copy(engine, at, view, plan, events)
+    if in_waves:
+        _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
+        ticket = _predict(engine, at, rows, next_router)
+        _run_waves(engine, events, rows, view, plan)
+    elif engine.resident_first:
         _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
         ticket = _predict(engine, at, rows, next_router)
         _launch(engine, events, rows, arrived, loads, "gpu.arrived")
@@ -69,15 +74,18 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
     engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
     engine.observer.add(events)
     engine.leave()
+    if events.last_of_step:
+        engine.post(task.at, wait_for(events.combined))
 
 
 def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteView:
     in_flight = engine.settle_speculation(at, loads)
     slots = engine.slots[at.layer]
     resident = slots.resident()
+    memory = engine.policy.recall(at.layer, loads)
     return RouteView(
         step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=resident,
-        available=len(slots.free()) + sum(e not in loads for e in resident), costs=engine.policy.costs(at.phase),
+        available=len(slots.free()) + len(resident.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
         in_flight=in_flight, channel_wait_ms=0.0 if in_flight else engine.device.channel_wait_ms(), resident_first=engine.resident_first,
     )
 
@@ -93,6 +101,33 @@ def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEven
     return plan.exact_fetch
 
 
+def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView, plan: Plan) -> None:
+    """More copies than slots: as many as fit are copied and run, then their slots serve the next ones.
+
+    The first wave spares the active residents; they have been launched, so later waves may take their slots too. Policies
+    that keep nothing use the free slots only, and free them again.
+    """
+    at, slots, keeps = events.at, engine.slots[events.at.layer], engine.policy.keeps_fetched
+    waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
+    landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
+    spared, read = frozenset(view.loads), ()
+    while waiting or landing:
+        room = len(slots.free())
+        if keeps:
+            room += len(exact_candidates(slots.resident(), spared, slots.loading()))
+        wave, waiting = waiting[:room], waiting[room:]
+        for expert, slot in zip(wave, engine.take_slots(at.layer, wave, spared, at.step), strict=True):
+            event = engine.device.copy_expert(at, expert, slot, read)
+            slots.begin(expert, slot, event)
+            events.copies.append(event)
+        _launch(engine, events, rows, (*landing, *wave), view.loads, "gpu.arrived")
+        for expert in (*landing, *wave):
+            slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
+            if not keeps:
+                slots.evict(expert)
+        landing, spared, read = (), frozenset(), wait_for(events.launches[-1][1] if events.launches else None)
+
+
 def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], loads: dict[int, int], kind: str) -> None:
     """Runs slots once their copies are done."""
     if not experts:
@@ -106,7 +141,7 @@ def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int,
 
 
 def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> Ticket | None:
-    if not engine.policy.speculates or engine.capacity == 0 or at.layer + 1 >= engine.shape.layers:
+    if not engine.policy.speculates or engine.slot_count == 0 or at.layer + 1 >= engine.shape.layers:
         return None
     return engine.device.predict(at, rows, next_router)
 
@@ -125,7 +160,7 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
 def _count(engine: Engine, view: RouteView, plan: Plan, copies: int) -> None:
     totals = engine.totals[view.phase]
     totals.active += len(view.loads)
-    totals.hits += sum(e in view.resident for e in view.loads)
+    totals.hits += len(view.loads.keys() & view.resident)
     totals.exact += copies
     totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apexk.device.base import At, Device, Event, Running, SpeculativeCopy
@@ -31,6 +32,7 @@ class Engine:
         self.shape, self.capacity, self.device, self.policy = shape, capacity, device, policy
         self.settings, self.timeline, self.bytes_per_expert = settings, timeline, bytes_per_expert
         self.resident_first = settings.resident_first if policy.resident_first is None else policy.resident_first
+        self.slot_count = capacity + policy.extra_slots(capacity)
         self.totals = {"prefill": Totals(), "decode": Totals()}
         self.observer = Observer(device, policy, self.totals)
         self.open_layer: At | None = None  # submitted and not joined
@@ -68,6 +70,10 @@ class Engine:
             self._book(copy, event)
             self.slots[copy.layer].land(copy.expert)
             self._count(at, used=_needed(copy, at, loads))
+            if copy.layer > at.layer:
+                self._ahead.setdefault(copy.layer, []).append(copy.expert)
+        if self._ahead:
+            self.totals[at.phase].used += sum(e in loads for e in self._ahead.pop(at.layer, ()))
         return self._settle_running(at, loads, stopped.running) if stopped.running else None
 
     def speculate(self, at: At, prediction: Prediction) -> None:
@@ -81,11 +87,33 @@ class Engine:
         # nothing of the next layer is in use or prefetched yet: its routing is still to come, and this queue is its first
         candidates = prefetch_candidates(resident, predicted=prediction.loads, prefetched=(), held=loading, in_use=(),
                                          rule=self.settings.prefetch_protects)
-        victims = self.policy.victims(layer, candidates, max(0, min(len(queue) - len(free), len(candidates))), at.step)
+        victims = self._victims_for(layer, queue[len(free) :], candidates, at.step)
         places = (free + [slots.slot_of(e) for e in victims])[: len(queue)]
         copies = [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
         if copies:
             self.device.speculate(at, copies)
+
+    def post(self, at: At, after: tuple[Event, ...]) -> None:
+        """The step is over: queues what the policy wants copied before its layer comes again."""
+        wanted: dict[int, list[int]] = {}
+        for layer, expert in self.policy.on_step_done(at.step):
+            wanted.setdefault(layer, []).append(expert)
+        copies = []
+        for layer in sorted(wanted):
+            self.settle_copies(layer)
+            slots = self.slots[layer]
+            resident, loading = slots.resident(), slots.loading()
+            queue = [e for e in wanted[layer] if e not in resident and e not in loading]
+            free = slots.free()
+            victims = self._victims_for(layer, queue[len(free) :], set(resident), at.step + 1)
+            places = free + [slots.slot_of(e) for e in victims]
+            copies += [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
+        if copies:
+            self.device.speculate(at, copies, after)
+
+    def _victims_for(self, layer: int, incoming: Sequence[int], candidates: set[int], step: int) -> tuple[int, ...]:
+        incoming = incoming[: len(candidates)]
+        return self.policy.victims_for(layer, incoming, candidates, step) if incoming else ()
 
     def take_slots(self, layer: int, experts: list[int], active: frozenset[int], step: int) -> list[int]:
         """Free slots for exact copies of `experts`, evicting what the policy likes least and this layer does not use."""
@@ -125,11 +153,12 @@ class Engine:
 
     def _restart(self) -> None:
         """Fills the pool with the policy's initial residents; at the start, and after an interrupted layer."""
-        self.device.stop_speculation(At(max(self._step, 0), 0, "prefill"))
+        self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"))
         self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
         self.open_layer, self._layer = None, self.shape.layers
+        self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, for its next one
         self.observer.forget()
-        self.slots = [Slots(layer, self.capacity) for layer in range(self.shape.layers)]
+        self.slots = [Slots(layer, self.slot_count) for layer in range(self.shape.layers)]
         for layer, slots in enumerate(self.slots):
             for slot, expert in enumerate(self.policy.initial(layer)):
                 self.device.load_initial(layer, expert, slot)

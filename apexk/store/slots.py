@@ -25,6 +25,7 @@ class Slots:
         self.layer = layer
         self.slots = [Slot() for _ in range(capacity)]
         self._of: dict[int, int] = {}
+        self._loading: set[int] = set()
 
     @property
     def capacity(self) -> int:
@@ -32,12 +33,14 @@ class Slots:
 
     def resident(self) -> frozenset[int]:
         """Experts whose copy has landed."""
-        return frozenset(e for e, s in self._of.items() if not self.slots[s].loading)
+        return frozenset(self._of.keys() - self._loading) if self._loading else frozenset(self._of)
 
     def loading(self) -> frozenset[int]:
-        return frozenset(e for e, s in self._of.items() if self.slots[s].loading)
+        return frozenset(self._loading)
 
     def free(self) -> list[int]:
+        if len(self._of) == len(self.slots):
+            return []
         return [i for i, slot in enumerate(self.slots) if slot.expert is None]
 
     def slot_of(self, expert: int) -> int:
@@ -62,6 +65,7 @@ class Slots:
         if self.slots[slot].expert is not None:
             raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert}")
         self._of[expert] = slot
+        self._loading.add(expert)
         state = self.slots[slot]
         state.expert, state.loading, state.written = expert, True, written
 
@@ -70,6 +74,7 @@ class Slots:
         if expert not in self._of or not self.slots[self._of[expert]].loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to land: {self._say(expert)}")
         slot = self.slots[self._of[expert]]
+        self._loading.discard(expert)
         slot.loading, slot.written = False, None
 
     def abandon(self, expert: int) -> int:
@@ -77,6 +82,7 @@ class Slots:
         if expert not in self._of or not self.slots[self._of[expert]].loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to abandon: {self._say(expert)}")
         slot = self._of.pop(expert)
+        self._loading.discard(expert)
         self.slots[slot].expert, self.slots[slot].loading = None, False
         return slot
 

@@ -125,6 +125,6 @@ def test_each_order_is_needed(path, number, monkeypatch):
         exec(compile(tree, str(source), "exec"), vars(module))
     with pytest.raises(OrderError):
         for rules in RULES:
-            for policy in ("apex", "sa_only"):
-                run_checked(policy, 6, 4, 8, rules)
+            for policy, capacity in (("apex", 6), ("sa_only", 6), ("mixtral_offloading", 5), ("llamacpp_static32", 5), ("post_fetch", 5)):
+                run_checked(policy, capacity, 4, 33 if policy.startswith("llama") else 8, rules)
             interrupted(rules)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from test_against_oracle import LAYERS, PAPER, run_engine, trace
 
 from apexk.engine.runtime import EngineSettings
-from apexk.policy import decision_from_dict, get
+from apexk.policy import decision_from_dict, get, names
 from apexk.timeline import read
 from apexk.timeline.writer import Timeline
 
 RULES = [EngineSettings(*rule) for rule in itertools.product((True, False), ("finish", "abort"), ("predicted", "in_use"))]
-POLICIES = ("no_assign", "sa_only", "ea_only", "apex")
+POLICIES = names()
 
 
 def rows_of(name, capacity, seed, tokens, rules):
