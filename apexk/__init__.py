@@ -11,8 +11,15 @@ import importlib
 
 __version__ = "0.1.0"
 
-_WHERE = {"ApexConfig": "apexk.config", "swap": "apexk.hf.swap", "Handle": "apexk.hf.handle"}
-__all__ = ["ApexConfig", "Handle", "swap", "__version__"]
+_WHERE = {
+    "ApexConfig": "apexk.config",
+    "Handle": "apexk.hf.handle",
+    "UnsupportedModel": "apexk.hf.inspect",
+    "popularity": "apexk.hf.popularity",
+    "restore": "apexk.hf.swap",
+    "swap": "apexk.hf.swap",
+}
+__all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name):

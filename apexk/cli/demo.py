@@ -24,11 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformers.utils import logging as transformers_logging
-
     from apexk.demo.run import run as run_demo
 
-    transformers_logging.disable_progress_bar()
     if args.tokens < 1:
         raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
     policies = [name.strip() for name in args.policies.split(",") if name.strip()]
@@ -38,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(show(result))
-    written = [args.out / "timeline.jsonl", args.out / "summary.json", *_plot(args.out, result)]
+    written = [args.out / "timeline.jsonl", args.out / "summary.json", *_plot(args.out, result), *([args.json] if args.json else [])]
     print("written: " + ", ".join(str(path) for path in written))
     return DONE if result["tokens_identical"] else FAILED
 

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
-from apexk.hf.inspect import find_experts
+from apexk.hf.popularity import popularity
 
 DATA = Path(__file__).resolve().parent / "data"
 
 
 def load(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The trained model in eval mode on the CPU, and its tokenizer (left padding)."""
-    model = AutoModelForCausalLM.from_pretrained(DATA, dtype=dtype, local_files_only=True).eval()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # it is loaded in a moment
+    try:
+        model = AutoModelForCausalLM.from_pretrained(DATA, dtype=dtype, local_files_only=True).eval()
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
     return model, AutoTokenizer.from_pretrained(DATA, local_files_only=True)
 
 
@@ -35,27 +42,10 @@ def prompts(count: int = 8, seed: int = 0) -> list[str]:
     return [" ".join(line.split()[: draw.randint(6, 24)]) for line in draw.sample(lines, count)]
 
 
-@torch.no_grad()
-def popularity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: int = 4096) -> list[list[int]]:
-    """How often each expert is chosen on the calibration split, `[layers][experts]`, from the model's own routers."""
-    experts = find_experts(model)
-    counts = [torch.zeros(experts.experts, dtype=torch.int64) for _ in experts.blocks]
-
-    def count(layer):
-        def hook(_module, _inputs, output):
-            counts[layer] += torch.bincount(output[2].reshape(-1), minlength=experts.experts)
-
-        return hook
-
+def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: int = 4096) -> list[list[int]]:
+    """Expert counts `[layers][experts]` over the first `tokens` tokens of the calibration split."""
     ids = tokenizer("\n".join(splits()[0]), return_tensors="pt")["input_ids"][0, :tokens]
-    hooks = [experts.router(layer).register_forward_hook(count(layer)) for layer in range(len(experts.blocks))]
-    try:
-        for start in range(0, len(ids), 512):
-            model(ids[None, start : start + 512])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [c.tolist() for c in counts]
+    return popularity(model, ({"input_ids": ids[None, start : start + 512]} for start in range(0, len(ids), 512)))
 
 
 @torch.no_grad()

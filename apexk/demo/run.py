@@ -12,6 +12,7 @@ import torch
 
 from apexk.config import ApexConfig
 from apexk.demo import model as demo_model
+from apexk.hardware import load as load_hardware
 from apexk.hf.handle import versions
 from apexk.hf.swap import swap
 
@@ -30,12 +31,13 @@ def run(out: Path | None = None, *, seed: int = 0, pool: int = 12, prompts: int 
     configs = {name: ApexConfig(policy=name, pool=pool, hardware=hardware, device=device) for name in policies}
     if not configs:
         raise ValueError("no policy named; wanted at least one")
+    load_hardware(hardware)
+    texts = demo_model.prompts(prompts, seed)
     say("loading the trained model (float32)")
     model, tokenizer = demo_model.load()
-    texts = demo_model.prompts(prompts, seed)
     configs[policies[-1]].slots(model.config.num_experts)
     say("counting expert popularity on the calibration text")
-    counts = demo_model.popularity(model, tokenizer)
+    counts = demo_model.calibrate(model, tokenizer)
     say(f"generating {new_tokens} tokens for {prompts} prompts with the plain model")
     plain = demo_model.generate(model, tokenizer, texts, new_tokens)
 

@@ -37,13 +37,13 @@ class Engine:
         self.observer = Observer(device, policy, self.totals)
         self.open_layer: At | None = None  # submitted and not joined
         self._step, self._layer = -1, shape.layers
-        self._restart()
+        self.restart()
 
     def enter(self, layer: int, phase: str) -> At:
         """The next layer begins. A layer at or before the last one starts a new step (a new forward pass)."""
         if self.open_layer is not None:
             # the last layer was interrupted between submit and join: what its slots hold is not known
-            self._restart()
+            self.restart()
         if layer <= self._layer:
             self._step += 1
         self._layer = layer
@@ -151,8 +151,8 @@ class Engine:
             slots.evict(held)
         slots.begin(copy.expert, copy.slot, event)
 
-    def _restart(self) -> None:
-        """Fills the pool with the policy's initial residents; at the start, and after an interrupted layer."""
+    def restart(self) -> None:
+        """Fills the pool with the policy's initial residents: at the start, after an interrupted layer, and when weights changed."""
         self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"))
         self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
         self.open_layer, self._layer = None, self.shape.layers

@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+from torch import nn
 
 from apexk.hf.inspect import PARTS, Experts, rows_of
 from apexk.store.host_store import HostStore
 
 
-def adopt(experts: Experts, store: HostStore) -> None:
-    """Copies every layer's weights into `store` and points the parameters at it. Undone if it is interrupted."""
-    try:
-        for layer in range(len(experts.blocks)):
-            weights = experts.weights(layer)
-            store.put(layer, *rows_of(experts.family, weights))
-            for part, view in zip(PARTS, _views(experts, store, layer), strict=True):
-                getattr(weights, part).data = view
-    except BaseException:
-        release(experts, store)
-        raise
+class StoreViews:
+    """A model's expert parameters as views of a store; knows when they no longer are, and when they were written to."""
 
+    def __init__(self, experts: Experts, store: HostStore):
+        self._experts, self._store = experts, store
+        self._pointers: dict[int, tuple[int, ...]] = {}
+        self._versions: dict[int, tuple[int, ...]] = {}
 
-def release(experts: Experts, store: HostStore) -> None:
-    """Gives every parameter that still points at `store` contiguous memory of its own again. Can be called twice."""
-    for layer in range(len(experts.blocks)):
-        for part, view in zip(PARTS, _views(experts, store, layer), strict=True):
-            parameter = getattr(experts.weights(layer), part)
-            if parameter.data_ptr() == view.data_ptr():
-                parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
+    def adopt(self) -> None:
+        """Copies every layer's weights into the store and points the parameters at it. Undone if it is interrupted."""
+        try:
+            for layer in range(len(self._experts.blocks)):
+                self._store.put(layer, *rows_of(self._experts.family, self._experts.weights(layer)))
+                for parameter, view in zip(self._parameters(layer), self._views(layer), strict=True):
+                    parameter.data = view
+                self._pointers[layer] = tuple(view.data_ptr() for view in self._views(layer))
+                self._versions[layer] = self._version(layer)
+        except BaseException:
+            self.release()
+            raise
 
+    def release(self) -> None:
+        """Gives every parameter that still points at the store contiguous memory of its own again. Can be called twice."""
+        for layer in range(len(self._experts.blocks)):
+            for parameter, view in zip(self._parameters(layer), self._views(layer), strict=True):
+                if parameter.data_ptr() == view.data_ptr():
+                    parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
 
-def adopted(experts: Experts, store: HostStore, layer: int) -> Callable[[], bool]:
-    """-> whether a layer's parameters still are views of the store; `.to(...)` or a deep copy of the model break that."""
-    weights = experts.weights(layer)
-    wanted = [(part, view.data_ptr()) for part, view in zip(PARTS, _views(experts, store, layer), strict=True)]
-    return lambda: all(getattr(weights, part).data_ptr() == pointer for part, pointer in wanted)
+    def in_place(self, layer: int) -> bool:
+        """Whether a layer's parameters still are the store; `.to(...)` breaks that."""
+        return tuple(p.data_ptr() for p in self._parameters(layer)) == self._pointers[layer]
 
+    def changed(self, layer: int) -> bool:
+        """Whether a layer's parameters were written to since this was last asked."""
+        version = self._version(layer)
+        if version == self._versions[layer]:
+            return False
+        self._versions[layer] = version
+        return True
 
-def _views(experts: Experts, store: HostStore, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The store's memory in the shapes of the model's parameters."""
-    views = store.w13(layer), store.w2(layer)
-    return tuple(v.transpose(1, 2) for v in views) if experts.family.columns else views
+    def _version(self, layer: int) -> tuple[int, ...]:
+        return tuple(0 if p.is_inference() else p._version for p in self._parameters(layer))
+
+    def _parameters(self, layer: int) -> list[nn.Parameter]:
+        weights = self._experts.weights(layer)
+        return [getattr(weights, part) for part in PARTS]
+
+    def _views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The store's memory in the shapes of the model's parameters."""
+        views = self._store.w13(layer), self._store.w2(layer)
+        return tuple(v.transpose(1, 2) for v in views) if self._experts.family.columns else views

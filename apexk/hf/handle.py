@@ -13,7 +13,7 @@ from apexk.config import ApexConfig, Setting
 from apexk.device.base import Device
 from apexk.engine.runtime import Engine
 from apexk.hardware import Hardware
-from apexk.hf.adopt import release
+from apexk.hf.adopt import StoreViews
 from apexk.hf.inspect import Experts
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
@@ -23,30 +23,42 @@ class Handle:
     """A swapped model. `restore()` brings it back; as a context manager it does so on leaving."""
 
     def __init__(self, model: nn.Module, config: ApexConfig, settings: dict[str, Setting], hardware: Hardware, experts: Experts,
-                 store: HostStore, device: Device, timeline: Timeline):
+                 views: StoreViews, store: HostStore, device: Device, timeline: Timeline):
         self.model, self.config, self.settings, self.hardware = model, config, settings, hardware
         self.engine: Engine | None = None
-        self._experts, self._store, self._device, self._timeline = experts, store, device, timeline
+        self._experts, self._views, self._store, self._device, self._timeline = experts, views, store, device, timeline
         self._restored = False
         self._lock = threading.Lock()
 
     def restore(self) -> None:
-        """Brings the model back, bit for bit, stops the workers and finishes the timeline. A second call does nothing."""
+        """Brings the model back, bit for bit, stops the workers and finishes the timeline. A second call does nothing.
+
+        Raises OSError where the timeline cannot be finished; the model is restored all the same.
+        """
         with self._lock:
             if self._restored:
                 return
             for block in self._experts.blocks:
                 vars(block).pop("forward", None)
-            release(self._experts, self._store)
+            self._views.release()
             self._device.close()
-            self._timeline.close()
             self._restored = True
+            try:
+                self._timeline.close()
+            except OSError as error:
+                raise OSError(f"the model is restored, but its timeline {self.config.timeline} could not be finished: {error}") from error
 
     def __enter__(self) -> Handle:
+        if self._restored:
+            raise RuntimeError("this handle's model is restored already: call apexk.swap again")
         return self
 
     def __exit__(self, *_) -> None:
         self.restore()
+
+    def __repr__(self) -> str:
+        state = "restored" if self._restored else f"device {self._device.name}, pool {self.config.slots(self._experts.experts)}"
+        return f"<apexk.Handle of {type(self.model).__name__}: policy {self.config.policy}, {state}>"
 
     def summary(self) -> dict:
         """Sums by phase ("prefill", "decode"): transfers, hits, path and step times in ms; see `apexk.engine.totals`."""
@@ -73,7 +85,8 @@ class Handle:
             },
             "config": {
                 "policy": self.config.policy, "pool": self.config.slots(experts.experts), "arithmetic": self.config.arithmetic,
-                "seed": self.config.seed, "popularity": self.config.popularity is not None,
+                "seed": self.config.seed, "popularity": self.config.popularity is not None, "threads": self._device.halves.ffn.threads,
+                "cpu_isa": self._device.halves.ffn.isa,
                 "settings": {name: {"value": s.value, "source": s.source} for name, s in self.settings.items()},
             },
             "hardware": self.hardware.name if self._device.modelled else "this machine, measured",

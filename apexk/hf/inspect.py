@@ -82,8 +82,6 @@ def _known() -> str:
 
 def _check_block(family: Family, name: str, block: nn.Module) -> tuple:
     """-> (experts, hidden, intermediate, dtype, activation, topk) of one block."""
-    if "forward" in vars(block):
-        raise UnsupportedModel(f"{name}.forward is already replaced (swapped before, or hooked by another library); restore it first")
     weights = getattr(block, family.experts)
     for part in PARTS:
         parameter = getattr(weights, part, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ class Timeline:
         self._file = None
         if self.path is not None:
             self._partial = self.path.with_name(self.path.name + ".partial")
-            self._file = self._partial.open("w", encoding="utf-8")
+            self._file = self._open()
 
     @property
     def active(self) -> bool:
@@ -103,6 +104,20 @@ class Timeline:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def _open(self):
+        """The partial file, emptied and locked: two runs into one file would garble it."""
+        try:
+            file = self._partial.open("a", encoding="utf-8")
+        except OSError as error:
+            raise OSError(f"timeline {self.path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise OSError(f"timeline {self.path} is being written by another run: choose another path") from error
+        file.truncate(0)
+        return file
 
     def _write(self, value: dict) -> None:
         if self._file is not None:

@@ -243,7 +243,7 @@ def test_bad_config(config, said):
 def test_swapping_twice_is_refused():
     model = tiny()
     with apexk.swap(model, apexk.ApexConfig(pool=1)):
-        with pytest.raises(ValueError, match="already"):
+        with pytest.raises(RuntimeError, match="already"):
             apexk.swap(model)
     apexk.swap(model).restore()
 
@@ -285,3 +285,98 @@ def test_info_names_every_setting_with_its_source():
     assert settings["forgetting"] == {"value": 0.995, "source": "default"}
     assert info["config"]["pool"] == 3 and info["hardware"] == "a6000-paper" and info["modelled"] is True
     assert info["model"]["bytes_per_expert"] == 3 * 32 * 16 * 4
+
+
+def test_a_backward_pass_is_refused():
+    """A gradient through detached experts would be silently wrong."""
+    model, ids = tiny(), torch.arange(6)[None]
+    with apexk.swap(model, apexk.ApexConfig(pool=2)):
+        loss = model(ids, labels=ids).loss
+        with pytest.raises(RuntimeError, match="inference"):
+            loss.backward()
+    model(ids, labels=ids).loss.backward()
+    assert model.model.layers[0].mlp.experts.down_proj.grad is not None
+
+
+@pytest.mark.parametrize("device", ["virtual", "cpu"])
+def test_weights_written_to_while_swapped_are_used_everywhere(device):
+    """`load_state_dict` writes into the store; slots that hold the old weights are filled again."""
+    model, other, ids = tiny(), tiny(), torch.arange(12)[None]
+    torch.manual_seed(5)
+    changed = {name: value + 0.05 * torch.randn_like(value) for name, value in other.state_dict().items()}
+    other.load_state_dict(changed)
+    with torch.no_grad():
+        wanted = other(ids).logits
+        with apexk.swap(model, apexk.ApexConfig(device=device, pool=None if device == "cpu" else 3)):
+            model(ids)
+            model.load_state_dict(changed)
+            torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-4, atol=1e-5)
+            for layer in other.model.layers:
+                layer.mlp.experts.down_proj.mul_(2)
+            for layer in model.model.layers:
+                layer.mlp.experts.down_proj.mul_(2)
+            torch.testing.assert_close(model(ids).logits, other(ids).logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(ids).logits, other(ids).logits)
+
+
+def test_a_deep_copy_or_a_pickle_is_the_unpatched_model():
+    import copy
+    import pickle
+
+    model, ids = tiny(), torch.arange(6)[None]
+    with torch.no_grad():
+        wanted = model(ids).logits
+        with apexk.swap(model, apexk.ApexConfig(pool=2)) as handle:
+            steps = handle.summary()["prefill"]["steps"]
+            for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+                assert torch.equal(twin(ids).logits, wanted)
+                assert handle.summary()["prefill"]["steps"] == steps, "the copy does not run on the original's engine"
+                with apexk.swap(twin, apexk.ApexConfig(pool=1)):
+                    torch.testing.assert_close(twin(ids).logits, wanted)
+        assert torch.equal(model(ids).logits, wanted)
+
+
+def test_restore_without_the_handle():
+    model = tiny()
+    apexk.swap(model, apexk.ApexConfig(pool=2))
+    assert apexk.restore(model) and not apexk.restore(model)
+    assert not [n for n, m in model.named_modules() if "forward" in vars(m)]
+
+
+def test_a_used_handle_is_refused():
+    handle = apexk.swap(tiny(), apexk.ApexConfig(pool=2))
+    handle.restore()
+    with pytest.raises(RuntimeError, match="restored"), handle:
+        pass
+
+
+def test_two_runs_into_one_timeline_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    model = tiny()
+    with apexk.swap(tiny(), apexk.ApexConfig(pool=2, timeline=path)):
+        with pytest.raises(OSError, match="another run"):
+            apexk.swap(model, apexk.ApexConfig(pool=2, timeline=path))
+        apexk.swap(model, apexk.ApexConfig(pool=2)).restore()
+    assert path.exists()
+
+
+def test_a_timeline_that_cannot_be_finished_leaves_the_model_restored(tmp_path):
+    path = tmp_path / "t.jsonl"
+    model = tiny()
+    handle = apexk.swap(model, apexk.ApexConfig(pool=2, timeline=path))
+    (tmp_path / "t.jsonl.partial").unlink()
+    with pytest.raises(OSError, match="the model is restored"):
+        handle.restore()
+    assert handle.info()["restored"] and "forward" not in vars(model.model.layers[0].mlp)
+    assert "restored" in repr(handle)
+
+
+def test_popularity_counts_what_the_routers_choose():
+    model, ids = tiny(), torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        logits = model(ids, output_router_logits=True).router_logits
+    wanted = [torch.bincount(layer.topk(2).indices.flatten(), minlength=4).tolist() for layer in logits]
+    assert apexk.popularity(model, [{"input_ids": ids}]) == wanted
+    with apexk.swap(model, apexk.ApexConfig(pool=2, popularity=wanted)) as handle:
+        first = handle.engine.slots[0].resident()
+    assert first == set(sorted(range(4), key=lambda e: (-wanted[0][e], e))[:2])
