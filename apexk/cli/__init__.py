@@ -18,6 +18,7 @@ VERBS = {
     "demo": "generate with a small trained MoE, plain and swapped, and show the modelled timeline",
     "policies": "list the policies: source, lossless or not, what each may do",
     "simulate": "run policies over routing traces on modelled hardware, without a model",
+    "paper": "the Apex paper's figures and tables, ours beside the paper's",
     "trace": "generate, look at, import, convert and record routing traces",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline.jsonl: a table per layer, totals, pictures",

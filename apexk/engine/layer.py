@@ -44,7 +44,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens)
     if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
         events.host = device.run_host(at, rows, plan.cpu, loads)
-    in_waves = policy.waves and (not policy.keeps_fetched or plan.transfer_count > view.available)
+    in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))
     arrived = () if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
         _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
@@ -61,6 +61,10 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
         predicted = device.take_prediction(ticket)
         if predicted is not None:
             engine.speculate(at, Prediction(*predicted))
+    if not policy.keeps_fetched and not in_waves:
+        for expert in plan.exact_fetch:
+            engine.slots[layer].land(expert)  # who takes its slot comes a step later
+            engine.slots[layer].evict(expert)
     _count(engine, view, plan, len(events.copies))
     return LayerTask(at, rows, loads, events, ticket.event if ticket else None)
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from apexk import policy as room
-from apexk.policy import Policy, Plan, kit
+from apexk.policy import Plan, Policy, kit
 from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.scan import by_load
 from apexk.policy.types import CostPrior, ModelShape, Prediction, RouteView
