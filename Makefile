@@ -27,6 +27,8 @@ $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
 	@$(PIP) $(TORCH) 2>&1 | $(BRIEF) || { echo "setup: torch did not install; see TORCH at the top of the Makefile"; exit 1; }
 	@echo "setup: building the CPU kernels and installing apexk into $(VENV)"
 	@$(PIP) -e '.[test,plots]' 2>&1 | $(BRIEF)
+	@# from the folder above a clone named apexk, its root would be taken for the package: the root's own entry wins over that
+	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/apexk_checkout.pth
 	@touch $(READY)
 	@echo "setup: ready"
 
@@ -49,4 +51,5 @@ gpu:
 	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m profiling.gpu_suite --part $(PART) $(if $(VIRTUAL),--virtual) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info out
+	rm -rf $(VENV) build dist *.egg-info out out.json .pytest_cache .hypothesis .ruff_cache kernels/cpu/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

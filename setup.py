@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -28,6 +29,13 @@ class BuildNative(build_ext):
 
     def get_ext_filename(self, name):
         return name.replace(".", "/") + ".so"
+
+
+class Wheel(bdist_wheel):
+    """The native library depends on the machine but on no Python ABI."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
 
 
 packages = find_packages(include=["apexk", "apexk.*"])
@@ -65,5 +73,5 @@ setup(
     },
     entry_points={"console_scripts": ["apexk=apexk.cli:main"]},
     ext_modules=[Extension("apexk.kernels.cpu._apexk_cpu", sources=[])],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

@@ -146,6 +146,8 @@ def _labels(row: dict) -> list[str]:
         long = f"{expert}\u2192L{row['layer']}" if kind == "copy.spec" else f"expert {expert}"
         return [long, expert]
     if kind in ("host.ffn", "gpu.resident", "gpu.arrived"):
+        if not count:
+            return ["fixed cost, no experts", "no experts"]
         experts = f"{count} expert{'s' * (count != 1)}"
         return [f"{experts}, {row['tokens']} rows", experts, str(count)]
     return []
@@ -185,7 +187,8 @@ def _decorate(axes: Axes, kinds: list[str]) -> None:
         for kind, (label, face, hatch) in STYLE.items()
         if kind in kinds
     ]
-    axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=len(patches), frameon=False,
+    columns = len(patches) if len(patches) < 8 else (len(patches) + 1) // 2  # eight labels are wider than the page
+    axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=columns, frameon=False,
                 fontsize=8.5, handlelength=1.6, columnspacing=1.2, labelcolor=INK)  # fmt: skip
 
 

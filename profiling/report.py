@@ -104,7 +104,7 @@ def text(recording: Recording, phases=("prefill", "decode"), skip: int = 0) -> s
         parts.append(f"\n{phase}, mean of each layer (times in ms; experts a step)")
         parts.append(_table(layer_table(recording, phase, skip)))
     if len(parts) == 1:
-        parts.append("no complete layer")
+        parts.append("no complete layer in what was asked for")
     return "\n".join(parts) + "\n"
 
 

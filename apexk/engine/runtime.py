@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,23 +36,24 @@ class Engine:
         self.slot_count = capacity + policy.extra_slots(capacity)
         self.totals = {"prefill": Totals(), "decode": Totals()}
         self.observer = Observer(device, policy, self.totals)
-        self.open_layer: At | None = None  # submitted and not joined
+        #: held by whoever runs a layer: passes of several threads take turns, layer by layer
+        self.lock = threading.Lock()
         self._step, self._layer = -1, shape.layers
         self.restart()
 
     def enter(self, layer: int, phase: str) -> At:
         """The next layer begins. A layer at or before the last one starts a new step (a new forward pass)."""
-        if self.open_layer is not None:
-            # the last layer was interrupted between submit and join: what its slots hold is not known
+        if not self._intact:
             self.restart()
         if layer <= self._layer:
             self._step += 1
         self._layer = layer
-        self.open_layer = At(self._step, layer, phase)
-        return self.open_layer
+        self._intact = False
+        return At(self._step, layer, phase)
 
     def leave(self) -> None:
-        self.open_layer = None
+        """The layer is joined, and what its slots hold is known."""
+        self._intact = True
 
     def settle_copies(self, layer: int) -> None:
         """Copies of earlier steps that have landed by now become resident."""
@@ -153,9 +155,10 @@ class Engine:
 
     def restart(self) -> None:
         """Fills the pool with the policy's initial residents: at the start, after an interrupted layer, and when weights changed."""
+        self._intact = False  # until the end: a restart can be interrupted too
         self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"))
         self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
-        self.open_layer, self._layer = None, self.shape.layers
+        self._layer = self.shape.layers
         self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, for its next one
         self.observer.forget()
         self.slots = [Slots(layer, self.slot_count) for layer in range(self.shape.layers)]
@@ -164,6 +167,7 @@ class Engine:
                 self.device.load_initial(layer, expert, slot)
                 slots.begin(expert, slot, None)
                 slots.land(expert)
+        self._intact = True
 
 
 def _needed(copy: SpeculativeCopy, at: At, loads: dict[int, int]) -> bool:

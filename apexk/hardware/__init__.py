@@ -9,11 +9,11 @@ measured layer time over path time; what exceeds 1 is shown as an operation of i
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 SCHEMA = "apexk.hardware/1"
+MOST_MS = 1e7  # of any one cost: hours, and still exact in integer nanoseconds
 _HERE = Path(__file__).resolve().parent
 #: settings that a hardware file may override, with what it may say
 OVERRIDES = {
@@ -105,7 +105,7 @@ def load(name_or_path: str | Path) -> Hardware:
             raise ValueError(f"no hardware file {text!r}: name one of {', '.join(names())}, or give the path of a .json file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"hardware file {path}: not readable as JSON ({error})") from error
     return _from_dict(data, str(path))
 
@@ -136,13 +136,15 @@ def _from_dict(data, source: str) -> Hardware:
             if kind == "bool":
                 if not isinstance(value, bool):
                     fail(f"{key}.{field} is {value!r}, wanted true or false")
-            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                fail(f"{key}.{field} is {value!r}, wanted a finite number of milliseconds >= 0")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_MS:
+                fail(f"{key}.{field} is {str(value)[:40]}, wanted a number of milliseconds from 0 to {MOST_MS:.0e}")
         return cls(**section)
 
     layer = part("layer", LayerCosts)
-    if layer.kappa < 1:
-        fail(f"layer.kappa is {layer.kappa}, wanted >= 1 (layer time over path time)")
+    if not 1 <= layer.kappa <= 1000:
+        fail(f"layer.kappa is {layer.kappa}, wanted 1 to 1000 (layer time over path time)")
+    if not isinstance(data.get("model", {}), dict):
+        fail("model is no object")
     overrides = data.get("overrides", {})
     if not isinstance(overrides, dict):
         fail("overrides is no object")
@@ -151,8 +153,11 @@ def _from_dict(data, source: str) -> Hardware:
             fail(f"overrides.{key} is unknown; known: {', '.join(OVERRIDES)}")
         kind = OVERRIDES[key]
         good = value in kind if isinstance(kind, tuple) else type(value) in ((int, float) if kind is float else (kind,))
+        if kind is float:
+            good = good and 0 <= value <= 1
         if not good:
-            fail(f"overrides.{key} is {value!r}, wanted {' or '.join(kind) if isinstance(kind, tuple) else kind.__name__}")
+            wanted = " or ".join(kind) if isinstance(kind, tuple) else {bool: "true or false", float: "a number from 0 to 1"}[kind]
+            fail(f"overrides.{key} is {value!r}, wanted {wanted}")
     return Hardware(
         name=data["name"],
         about=str(data.get("about", "")),

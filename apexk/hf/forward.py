@@ -39,7 +39,7 @@ class BlockForward:
     def __call__(self, hidden_states: torch.Tensor):
         experts, family = self._experts, self._experts.family
         self._check(hidden_states)
-        with torch.no_grad():
+        with self._engine.lock, torch.no_grad():
             x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
             logits, topk_weights, topk_ids = experts.route(self._layer, x, record=True)
             rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())

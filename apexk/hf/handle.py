@@ -28,7 +28,7 @@ class Handle:
         self.engine: Engine | None = None
         self._experts, self._views, self._store, self._device, self._timeline = experts, views, store, device, timeline
         self._restored = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may restore while a restore runs
 
     def restore(self) -> None:
         """Brings the model back, bit for bit, stops the workers and finishes the timeline. A second call does nothing.

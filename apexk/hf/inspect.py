@@ -62,12 +62,21 @@ def find_experts(model: nn.Module) -> Experts:
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ == family.block]
     if not found:
         raise UnsupportedModel(f"{what} has no {family.block}: every layer of this {model_type} is dense")
+    _check_unshared(family, found)
     shapes = {name: _check_block(family, name, block) for name, block in found}
     if len(set(shapes.values())) > 1:
         raise UnsupportedModel(f"{what}: sparse blocks differ: {shapes}")
     experts, hidden, intermediate, dtype, activation, topk = next(iter(shapes.values()))
     return Experts(model_type, family, tuple(n for n, _ in found), tuple(b for _, b in found), experts, topk, hidden, intermediate,
                    dtype, activation)
+
+
+def _check_unshared(family: Family, found: list[tuple[str, nn.Module]]) -> None:
+    owner: dict[int, str] = {}
+    for name, block in found:
+        first = owner.setdefault(id(getattr(getattr(block, family.experts), PARTS[0], block)), name)
+        if first != name:
+            raise UnsupportedModel(f"{name} and {first} share their expert weights; each sparse block must own its experts")
 
 
 def rows_of(family: Family, weights: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

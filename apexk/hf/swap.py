@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import torch
 from torch import nn
 
 from apexk import hardware
@@ -45,7 +46,8 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
     shape = ModelShape(len(experts.blocks), experts.experts, experts.topk)
     policy.start(shape, slots, _prior(machine), config.popularity, config.seed)
 
-    with ExitStack() as undo:
+    # tensors made in inference mode could not be written to outside of it
+    with torch.inference_mode(False), ExitStack() as undo:
         timeline = undo.enter_context(Timeline(config.timeline))
         store = HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
         halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,

@@ -1,7 +1,8 @@
-"""The host store: all expert weights of a model in one anonymous private mapping, the only copy there is."""
+"""The host store: all expert weights of a model in anonymous private mappings, the only copy there is."""
 
 from __future__ import annotations
 
+import math
 import mmap
 
 import torch
@@ -9,10 +10,27 @@ import torch
 from apexk.store.block import ExpertBlock
 
 
-class HostStore:
-    """`layers` x `experts` expert blocks. Pages are taken from the system as they are first written.
+def anonymous(nbytes: int) -> mmap.mmap:
+    """Zeroed memory that goes back to the system as soon as nothing refers to it; a large `malloc` may stay in the heap."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # kernels without transparent huge pages: a wish, not a need
+            pass
+    return memory
 
-    Views keep the mapping alive; it goes when the store and the last view are gone.
+
+def anonymous_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor in such memory, not initialised to anything useful."""
+    count = math.prod(shape)
+    return torch.frombuffer(anonymous(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+class HostStore:
+    """`layers` x `experts` expert blocks, one mapping a layer. Pages are taken from the system as they are first written.
+
+    Views keep their mapping alive: a layer's memory goes once the store has dropped it and the last view is gone.
     """
 
     def __init__(self, layers: int, experts: int, block: ExpertBlock):
@@ -20,12 +38,11 @@ class HostStore:
             raise ValueError(f"a store of {layers} layers x {experts} experts: both must be positive")
         self.layers, self.experts, self.block = layers, experts, block
         self.nbytes = layers * experts * block.stride_bytes
-        self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # kernels without transparent huge pages: a wish, not a need
-                pass
+        self._maps: list[mmap.mmap | None] = [anonymous(experts * block.stride_bytes) for _ in range(layers)]
+
+    def drop(self, layer: int) -> None:
+        """Gives a layer's memory up; it can no longer be asked for."""
+        self._maps[layer] = None
 
     def blocks(self, layer: int) -> torch.Tensor:
         """One layer's blocks, `[E, stride]` in the weight dtype."""
@@ -56,5 +73,6 @@ class HostStore:
     def _tensor(self, layer: int, start: int, count: int) -> torch.Tensor:
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer} of a store of {self.layers}")
-        offset = layer * self.experts * self.block.stride_bytes + start * self.block.dtype.itemsize
-        return torch.frombuffer(self._map, dtype=self.block.dtype, count=count, offset=offset)
+        if self._maps[layer] is None:
+            raise RuntimeError(f"layer {layer} of the store was dropped")
+        return torch.frombuffer(self._maps[layer], dtype=self.block.dtype, count=count, offset=start * self.block.dtype.itemsize)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from .schema import SCHEMA, check_decision, check_header, check_words
+
+log = logging.getLogger("apexk.timeline")
 
 
 class Timeline:
@@ -21,6 +24,7 @@ class Timeline:
     def __init__(self, path: str | os.PathLike | None = None, *, keep: bool = False):
         self.path = None if path is None else Path(path)
         self.facts: dict | None = None
+        self.failed: OSError | None = None  # the first write that did not succeed
         self._kept: list[dict] | None = [] if keep else None
         self._file = None
         if self.path is not None:
@@ -89,11 +93,20 @@ class Timeline:
             self._write(row)
 
     def close(self) -> None:
-        """Finish the file under its own name, or remove it if there is not even a header. A second call does nothing."""
+        """Finish the file under its own name, or remove it if there is not even a header. A second call does nothing.
+
+        Raises OSError where a line could not be written: the run went on, the partial file stays as far as it got, and an
+        older file of the final name stays as it was.
+        """
         if self._file is None:
             return
-        self._file.close()
-        self._file = None
+        file, self._file = self._file, None
+        try:
+            file.close()  # flushes
+        except OSError as error:
+            self.failed = self.failed or error
+        if self.failed is not None:
+            raise OSError(f"{self.path}: {self.failed.strerror}; what could be written is in {self._partial}") from self.failed
         if self.facts is None:
             self._partial.unlink()
         else:
@@ -120,5 +133,10 @@ class Timeline:
         return file
 
     def _write(self, value: dict) -> None:
-        if self._file is not None:
+        if self._file is None or self.failed is not None:
+            return
+        try:
             self._file.write(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")
+        except OSError as error:  # a full disk must not stop the run; `close` says it
+            self.failed = error
+            log.error("timeline %s ends here: %s", self.path, error)

@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     context = Context(options.virtual, "cpu" if options.virtual else "cuda", options.hardware)
     results = []
     for piece in _pieces(options.part):
+        print(f"running {piece.part}/{piece.name} ...", file=sys.stderr, flush=True)
         result = run(piece, context)
         _say(result)
         results.append(result)

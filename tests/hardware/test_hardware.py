@@ -60,6 +60,11 @@ def change(path, value):
         (change(["link", "t1"], float("nan")), "link.t1"),
         (change(["cpu", "fixed_when_empty"], 1), "fixed_when_empty"),
         (change(["layer", "kappa"], 0.5), "kappa"),
+        (change(["layer", "kappa"], 1e5), "kappa"),
+        (change(["model"], [1, 2]), "model"),
+        (change(["cpu", "c0"], 10**400), "cpu.c0"),
+        (change(["link", "s0"], 1e305), "link.s0"),
+        (change(["overrides", "utility_decay"], 5.0), "utility_decay"),
         (change(["overrides", "colour"], "red"), "overrides.colour"),
         (change(["overrides", "in_flight"], "maybe"), "overrides.in_flight"),
     ],
@@ -73,7 +78,7 @@ def test_a_broken_file_is_named_with_its_fault(tmp_path, fault, said):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\x00", "[" * 100_000])
 def test_no_json(tmp_path, text):
     with pytest.raises(ValueError, match="machine.json"):
         hardware.load(write(tmp_path, text))

@@ -1,5 +1,7 @@
 """Swapping in and out: the model comes back bit for bit, whatever happened in between, and bad input changes nothing."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -72,10 +74,10 @@ def test_save_pretrained_while_swapped(fresh, tmp_path):
 def test_parameters_are_views_of_one_store(fresh):
     model, *_ = fresh
     handle = apexk.swap(model, apexk.ApexConfig(pool=4))
-    base = handle._store.blocks(0).data_ptr()
+    store = handle._store
     for layer, block in enumerate(m for m in model.modules() if type(m).__name__ == "Qwen3MoeSparseMoeBlock"):
         for parameter in (block.experts.gate_up_proj, block.experts.down_proj):
-            assert 0 <= parameter.data_ptr() - base < handle._store.nbytes, layer
+            assert 0 <= parameter.data_ptr() - store.blocks(layer).data_ptr() < store.nbytes // store.layers
     handle.restore()
 
 
@@ -369,6 +371,94 @@ def test_a_timeline_that_cannot_be_finished_leaves_the_model_restored(tmp_path):
         handle.restore()
     assert handle.info()["restored"] and "forward" not in vars(model.model.layers[0].mlp)
     assert "restored" in repr(handle)
+
+
+def test_swap_and_restore_hold_no_second_copy():
+    """Peak memory of this process stays within a layer and a bit of what the model needs, there and back and there again."""
+    code = """
+import torch, apexk
+from apexk.testing.tiny import tiny
+def peak():
+    return int(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))) / 1024
+def reset():
+    open('/proc/self/clear_refs', 'w').write('5')
+model = tiny('qwen3_moe', hidden_size=512, moe_intermediate_size=512, num_experts=16, num_hidden_layers=6)
+layer = 16 * 3 * 512 * 512 * 4 / 2**20
+apexk.swap(model, apexk.ApexConfig(pool=0)).restore()  # from now on the experts lie in memory of their own
+for turn in range(2):
+    reset(); before = peak()
+    handle = apexk.swap(model, apexk.ApexConfig(pool=0))
+    there = peak() - before
+    reset(); before = peak()
+    handle.restore()
+    print(round(there / layer, 2), round((peak() - before) / layer, 2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    figures = [float(word) for word in done.stdout.split()]
+    assert len(figures) == 4 and max(figures) < 2, f"peaks in layers: {figures}"
+
+
+def test_a_pass_in_inference_mode_and_outside():
+    model, ids = tiny(), torch.arange(6)[None]
+    with torch.inference_mode():
+        wanted = model(ids).logits.clone()
+        handle = apexk.swap(model, apexk.ApexConfig(pool=2))
+    torch.testing.assert_close(model(ids).logits, wanted)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(ids).logits, wanted)
+        handle.restore()
+    model(ids, labels=ids).loss.backward()
+    assert model.model.layers[1].mlp.experts.down_proj.grad is not None
+
+
+def test_shared_experts_are_refused():
+    model = tiny()
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    second.gate_up_proj = first.gate_up_proj
+    with pytest.raises(ValueError, match="share"):
+        apexk.swap(model)
+
+
+def test_threads_take_turns():
+    model, batches = tiny(), [torch.randint(0, 64, (2, 9)) for _ in range(4)]
+    with torch.no_grad():
+        wanted = [model(ids).logits for ids in batches]
+    found: dict[int, bool] = {}
+
+    def work(i):
+        with torch.no_grad():
+            found[i] = all(torch.allclose(model(batches[i]).logits, wanted[i], rtol=1e-4, atol=1e-5) for _ in range(8))
+
+    with apexk.swap(model, apexk.ApexConfig(pool=2)):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == dict.fromkeys(range(4), True)
+
+
+def test_an_interrupted_restart_starts_over(fresh, monkeypatch):
+    """A second interrupt, while slots are being filled again after the first, leaves nothing stale behind."""
+    model, tokenizer, *_ = fresh
+    texts = demo.prompts(2)
+    wanted = demo.generate(model, tokenizer, texts, 5)
+    for nth in (1, 3, 7):
+        with apexk.swap(model, apexk.ApexConfig(pool=4)) as handle:
+            for name in ("run_host", "load_initial"):
+                real, calls = getattr(handle._device, name), []
+
+                def failing(*args, real=real, calls=calls):
+                    calls.append(1)
+                    if len(calls) == nth:
+                        raise KeyboardInterrupt
+                    return real(*args)
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(handle._device, name, failing)
+                    with pytest.raises(KeyboardInterrupt):
+                        demo.generate(model, tokenizer, texts, 5)
+            assert torch.equal(demo.generate(model, tokenizer, texts, 5), wanted)
 
 
 def test_popularity_counts_what_the_routers_choose():

@@ -131,3 +131,26 @@ def test_other_files_are_refused(tmp_path, text, complaint):
     path.write_text(text)
     with pytest.raises(TimelineError, match=complaint):
         read(path)
+
+
+def test_a_full_disk_stops_the_file_and_not_the_run(tmp_path, caplog):
+    """The run goes on, an older file stays, and closing says what happened."""
+    path = tmp_path / "t.jsonl"
+    path.write_text("an older run")
+    code = (
+        "import resource, signal, sys\n"
+        "from apexk.timeline.writer import Timeline\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "t = Timeline(sys.argv[1])\n"
+        "t.header(versions={}, model={}, config={}, hardware='h', device='d')\n"
+        "for i in range(2000):\n"
+        "    t.add(step=i, layer=0, phase='decode', kind='route', lane='gpu', start_ns=0, end_ns=0, modelled=True)\n"
+        "try: t.close()\n"
+        "except OSError as error: print('said', error)\n"
+        "t.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert "said" in done.stdout and "t.jsonl" in done.stdout and "File too large" in done.stdout
+    assert path.read_text() == "an older run"
+    assert (tmp_path / "t.jsonl.partial").exists()
