@@ -6,11 +6,13 @@ instruction set get its flags and everything else is portable code, so one libra
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,17 +22,27 @@ LIBRARY = "_apexk_cpu.so"
 # No contraction: the same source expression must round the same way in every file, with and without FMA.
 COMMON_FLAGS = ["-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
 PORTABLE = ["api", "cpuid", "dispatch", "ffn_scalar", "job", "plan", "pool", "threads"]
+AVX2 = ["-mavx2", "-mfma"]
+# GCC 12 warns about the undefined operands inside its own AVX-512 intrinsics.
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512", "-Wno-uninitialized",
+          "-Wno-maybe-uninitialized"]
 X86 = {
-    "ffn_avx2": ["-mavx2", "-mfma"],
-    "ffn_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+    "ffn_avx2": AVX2,
+    "ffn_avx512": AVX512,
+    "ffn_avx512_bf16": [*AVX512, "-mavx512bf16"],
+    "ffn_amx": [*AVX512, "-mamx-tile", "-mamx-bf16"],
 }
+# 64-byte vectors of the compiler's own in place of AVX-512, and functions in place of tiles: runs wherever AVX2 does.
+EMULATED = [*AVX2, "-Wno-psabi", "-O1"]
 
 
-def sources() -> dict[str, list[str]]:
+def sources(emulate: bool = False) -> dict[str, list[str]]:
     """Stem of each source file and its extra flags, for this machine's architecture."""
     units: dict[str, list[str]] = {stem: [] for stem in PORTABLE}
     if platform.machine() in ("x86_64", "AMD64"):
-        units.update(X86)
+        units.update(dict.fromkeys(X86, EMULATED) if emulate else X86)
+    if emulate:
+        units = {stem: [*flags, "-DAPEXK_EMULATE"] for stem, flags in units.items()}
     return units
 
 
@@ -45,34 +57,64 @@ def compiler(cxx: str | None = None) -> list[str]:
 
 
 def build(
-    out_dir: Path, build_dir: Path | None = None, cxx: str | None = None, extra_flags: list[str] | None = None
+    out_dir: Path,
+    build_dir: Path | None = None,
+    cxx: str | None = None,
+    *,
+    emulate: bool = False,
+    extra_flags: Sequence[str] = (),
 ) -> Path:
     """Compiles what is out of date and links `out_dir/_apexk_cpu.so`; returns its path.
 
-    Objects are kept in `build_dir` (default: `build/cpu` of the checkout). `extra_flags` go to every call, e.g.
-    `["-fsanitize=thread"]`; use a `build_dir` of its own for them.
+    Objects are kept in `build_dir` (default: `build/cpu` of the checkout). For tests, with a `build_dir` of their own:
+    `emulate` makes every instruction set run wherever AVX2 does, slowly; `extra_flags` go to every call.
     """
-    command = compiler(cxx)
     objects_dir = build_dir or HERE.parents[1] / "build" / "cpu"
     objects_dir.mkdir(parents=True, exist_ok=True)
     out_dir.mkdir(parents=True, exist_ok=True)
-    shared = [Path(__file__), *HERE.glob("include/*.h"), *HERE.glob("src/*.h")]
-    newest_shared = max(path.stat().st_mtime for path in shared)
 
-    def compile_one(unit: tuple[str, list[str]]) -> Path:
-        stem, flags = unit
-        source, target = HERE / "src" / f"{stem}.cpp", objects_dir / f"{stem}.o"
-        if target.exists() and target.stat().st_mtime > max(newest_shared, source.stat().st_mtime):
-            return target
-        _call([*command, *COMMON_FLAGS, *flags, *(extra_flags or []), f"-I{HERE / 'include'}", "-c", source], target)
-        return target
+    def one(unit: tuple[str, list[str]]) -> Path:
+        return compile_one(unit[0], [*unit[1], *extra_flags], objects_dir, cxx)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-        objects = list(workers.map(compile_one, sources().items()))
+        objects = list(workers.map(one, sources(emulate).items()))
+    return link(objects, out_dir, cxx, extra_flags)
+
+
+def compile_one(
+    stem: str, flags: Sequence[str], objects_dir: Path, cxx: str | None = None, source_dir: Path = HERE
+) -> Path:
+    """The object of one source file; kept when it is newer than everything it was made from."""
+    source, target = source_dir / "src" / f"{stem}.cpp", objects_dir / f"{stem}.o"
+    headers = [path for folder in ("include", "src", "tests") for path in (source_dir / folder).glob("*.h")]
+    newest = max(path.stat().st_mtime for path in (Path(__file__), source, *headers))
+    if not target.exists() or target.stat().st_mtime < newest:
+        _call([*compiler(cxx), *COMMON_FLAGS, *flags, f"-I{source_dir / 'include'}", "-c", source], target)
+    return target
+
+
+def link(objects: list[Path], out_dir: Path, cxx: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
     library = out_dir / LIBRARY
     if not library.exists() or library.stat().st_mtime < max(path.stat().st_mtime for path in objects):
-        _call([*command, "-shared", "-pthread", *(extra_flags or []), *objects], library)
+        _call([*compiler(cxx), "-shared", "-pthread", f"-Wl,-soname,{LIBRARY}", *extra_flags, *objects], library)
     return library
+
+
+def build_selftest(library: Path, cxx: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
+    """The native self-test, beside `library`; a copy of it uses the library beside the copy."""
+    target, source = library.with_name("selftest"), HERE / "tests" / "selftest.cpp"
+    if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, Path(__file__).stat().st_mtime):
+        flags = ["-O2", "-std=c++20", "-pthread", "-Wall", "-Wextra", *extra_flags, f"-I{HERE / 'include'}"]
+        _call([*compiler(cxx), *flags, source, library, "-Wl,-rpath,$ORIGIN"], target)
+    return target
+
+
+def sanitize(kinds: str) -> None:
+    """Runs the self-test, all instruction sets emulated, under e.g. `address,undefined` or `thread`."""
+    out_dir = HERE.parents[1] / "build" / f"cpu-{kinds.replace(',', '-')}"
+    flags = [f"-fsanitize={kinds}", "-fno-sanitize-recover=all", "-g"]
+    library = build(out_dir, out_dir, emulate=True, extra_flags=flags)
+    subprocess.run([build_selftest(library, extra_flags=flags)], check=True)
 
 
 def _call(arguments: list[str | Path], target: Path) -> None:
@@ -85,4 +127,10 @@ def _call(arguments: list[str | Path], target: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(build(HERE))
+    parser = argparse.ArgumentParser(description="Build the CPU kernels beside this file.")
+    parser.add_argument("--sanitize", metavar="KINDS", help="instead build and run the self-test, e.g. address,undefined")
+    arguments = parser.parse_args()
+    if arguments.sanitize:
+        sanitize(arguments.sanitize)
+    else:
+        print(build(HERE))

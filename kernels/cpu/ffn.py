@@ -6,6 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -18,21 +19,19 @@ ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oss": 3}  # apexk_a
 class Job:
     """One submitted call. `wait()` returns once every row of `out` is written, and raises what went wrong."""
 
-    def __init__(self, handle: ctypes.c_void_p, arguments: tuple[torch.Tensor, ...]):
-        self._handle = handle
-        self._arguments = arguments  # the threads read and write these until the job is done
-        self._release = weakref.finalize(self, _finish, handle, arguments)
+    def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p, buffers: tuple):
+        self._library, self._handle = library, handle
+        weakref.finalize(self, _finish, library, handle, buffers)
 
     def done(self) -> bool:
-        return bool(lib.load().apexk_job_done(self._handle))
+        return bool(self._library.apexk_job_done(self._handle))
 
     def wait(self) -> None:
-        _raise_for(lib.load().apexk_job_wait(self._handle))
+        _raise_for(self._library.apexk_job_wait(self._handle))
 
 
-def _finish(handle: ctypes.c_void_p, arguments: tuple[torch.Tensor, ...]) -> None:
-    """A job that nobody holds any more is waited for, since its buffers must outlive it."""
-    library = lib.load()
+def _finish(library: ctypes.CDLL, handle: ctypes.c_void_p, buffers: tuple) -> None:
+    """A job that nobody holds any more is waited for: the threads use its buffers until it is done."""
     library.apexk_job_wait(handle)
     library.apexk_job_release(handle)
 
@@ -42,22 +41,25 @@ class HostFFN:
 
     `threads`: default the processors that this process may use. `isa`: default `APEXK_CPU_ISA`, else the best one that
     the machine runs. Results do not depend on `threads` nor on the other tokens of a call; they do depend on `isa`.
+    `library`: another build of the native code.
     """
 
-    def __init__(self, threads: int | None = None, isa: str | None = None):
+    def __init__(self, threads: int | None = None, isa: str | None = None, *, library: Path = lib.PATH):
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         name = isa if isa is not None else os.environ.get("APEXK_CPU_ISA", "")
+        self._library = lib.load(library)
         pool = ctypes.c_void_p()
-        status = lib.load().apexk_pool_create(threads or 0, name.encode(), ctypes.byref(pool))
+        status = self._library.apexk_pool_create(threads or 0, name.encode(), ctypes.byref(pool))
         if status in (lib.UNKNOWN_ISA, lib.UNAVAILABLE_ISA):
-            known = ", ".join(f"{n}{'' if runs else ' (not on this machine)'}" for n, runs in lib.isa_names().items())
+            names = lib.isa_names(library)
+            known = ", ".join(f"{n}{'' if runs else ' (not on this machine)'}" for n, runs in names.items())
             raise ValueError(f"CPU instruction set {name!r}: {lib.status_text(status)}; there are: {known}")
         _raise_for(status)
         self._pool = pool
-        self.isa: str = lib.load().apexk_pool_isa(pool).decode()
-        self.threads: int = lib.load().apexk_pool_threads(pool)
-        self._close = weakref.finalize(self, lib.load().apexk_pool_destroy, pool)
+        self.isa: str = self._library.apexk_pool_isa(pool).decode()
+        self.threads: int = self._library.apexk_pool_threads(pool)
+        self._close = weakref.finalize(self, self._library.apexk_pool_destroy, pool)
 
     def close(self) -> None:
         """Finishes what was submitted and ends the threads. May be called again."""
@@ -92,7 +94,7 @@ class HostFFN:
         call, _keep = self._call(
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
         )
-        _raise_for(lib.load().apexk_ffn_run(self._pool, call))
+        _raise_for(self._library.apexk_ffn_run(self._pool, call))
 
     def submit(
         self,
@@ -113,8 +115,8 @@ class HostFFN:
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
         )
         handle = ctypes.c_void_p()
-        _raise_for(lib.load().apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
-        return Job(handle, keep)
+        _raise_for(self._library.apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
+        return Job(self._library, handle, keep)
 
     def _call(
         self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 PATH = Path(__file__).resolve().parent / "_apexk_cpu.so"
@@ -55,15 +55,15 @@ _SIGNATURES = {  # name -> (result, arguments)
 }
 
 
-@lru_cache(maxsize=1)
-def load() -> ctypes.CDLL:
-    """The library, loaded at first use. No thread starts here."""
-    if not PATH.is_file():
+@cache
+def load(path: Path = PATH) -> ctypes.CDLL:
+    """The library, loaded at first use. No thread starts here. Another `path`: another build of it, for tests."""
+    if not path.is_file():
         raise ImportError(
-            f"{PATH} is missing: the CPU kernels are not built. In a checkout run `python kernels/cpu/build.py` "
+            f"{path} is missing: the CPU kernels are not built. In a checkout run `python kernels/cpu/build.py` "
             "(needs g++), otherwise reinstall apexk."
         )
-    library = ctypes.CDLL(str(PATH))
+    library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -74,9 +74,9 @@ def status_text(status: int) -> str:
     return load().apexk_status_text(status).decode()
 
 
-def isa_names() -> dict[str, bool]:
+def isa_names(path: Path = PATH) -> dict[str, bool]:
     """Every implementation in the library, best first, and whether this machine runs it."""
-    library = load()
+    library = load(path)
     return {
         library.apexk_isa_name(i).decode(): bool(library.apexk_isa_available(i))
         for i in range(library.apexk_isa_count())

@@ -9,11 +9,15 @@ namespace apexk {
 extern const Kernels kScalarBf16, kScalarFp16, kScalarFp32;
 extern const Kernels kAvx2Bf16, kAvx2Fp16, kAvx2Fp32;
 extern const Kernels kAvx512Bf16, kAvx512Fp16, kAvx512Fp32;
+extern const Kernels kAvx512PairsBf16, kAmxTilesBf16;
 
 namespace {
 
+// Products of bf16 pairs exist for bf16 only: the other dtypes keep the path that widens.
 const Isa kTable[] = {
 #if defined(__x86_64__)
+    {"amx", kHasAmxBf16 | kHasAvx512, {&kAmxTilesBf16, &kAvx512Fp16, &kAvx512Fp32}},
+    {"avx512_bf16", kHasAvx512Bf16, {&kAvx512PairsBf16, &kAvx512Fp16, &kAvx512Fp32}},
     {"avx512", kHasAvx512, {&kAvx512Bf16, &kAvx512Fp16, &kAvx512Fp32}},
     {"avx2", kHasAvx2, {&kAvx2Bf16, &kAvx2Fp16, &kAvx2Fp32}},
 #endif

@@ -1,0 +1,39 @@
+// What the AVX-512 paths share: real intrinsics, or emulated ones in a test build, and the sum across lanes.
+// Unnamed namespace: see numeric.h.
+#pragma once
+#include <immintrin.h>
+#ifdef APEXK_EMULATE
+#include "../tests/avx512_emulation.h"
+#endif
+
+#include "vector_path.h"
+
+namespace {
+
+struct Avx512Base {
+  using Acc = __m512;
+  using Raw = __m512i;
+  static constexpr int kChunk = 32;
+
+  APEXK_INLINE static Acc zero() { return _mm512_setzero_ps(); }
+  APEXK_INLINE static Raw load(const bf16 *w) { return _mm512_loadu_si512(w); }
+  APEXK_INLINE static Raw load_tail(const bf16 *w, int n) {
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), w);
+  }
+  template <class Vector>
+  APEXK_INLINE static void keep([[maybe_unused]] Vector &v) {
+#ifndef APEXK_EMULATE
+    __asm__("" : "+v"(v));
+#endif
+  }
+  // Transposes within 128-bit lanes while adding, then folds the four lanes.
+  APEXK_INLINE static void sum4(Acc a, Acc b, Acc c, Acc d, float *sums) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+  }
+};
+
+}  // namespace

@@ -1,0 +1,38 @@
+"""One-line faults, each of which the native self-test must notice: remainders, strides, masks, pair order, tile use."""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    name: str
+    unit: str  # the source file to compile, without .cpp
+    isa: str  # what the self-test runs
+    file: str  # where the fault goes: the unit, or a header that it includes
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant("scalar-last-element", "ffn_scalar", "scalar", "ffn_scalar.cpp", "j < k; j++", "j < k - 1; j++"),
+    Mutant("rounding-truncates", "ffn_scalar", "scalar", "numeric.h", "(u + 0x7fffu + (u >> 16 & 1u)) >> 16", "u >> 16"),
+    Mutant("down-stride", "ffn_scalar", "scalar", "ffn_steps.h", "Path::products(w, width, n, width,", "Path::products(w, width + 1, n, width,"),
+    Mutant("up-is-gate", "ffn_scalar", "scalar", "ffn_steps.h", "products(call.intermediate + row, n, up)", "products(row, n, up)"),
+    Mutant("avx2-mask", "ffn_avx2", "avx2", "ffn_avx2.cpp", "0xffff0000u", "0xffffff00u"),
+    Mutant("avx2-tail", "ffn_avx2", "avx2", "ffn_avx2.cpp", "n * sizeof(bf16)", "(n - 1) * sizeof(bf16)"),
+    Mutant("vector-tail-dropped", "ffn_avx2", "avx2", "vector_path.h", "if (tail) {", "if (tail > 8) {"),
+    Mutant("vector-carry", "ffn_avx2", "avx2", "vector_path.h", "*saved = carry + r * M", "*saved = carry + r"),
+    Mutant("vector-last-rows", "ffn_avx2", "avx2", "vector_path.h", "stride, rows - whole, k", "stride, 0, k"),
+    Mutant("group-order", "ffn_avx2", "avx2", "vector_path.h", "group * small + least(group, large)", "group * small + large"),
+    Mutant("avx512-odd-lanes", "ffn_avx512", "avx512", "ffn_avx512.cpp", "packed + kLanes, part(raw, 1)", "packed + kLanes, part(raw, 0)"),
+    Mutant("bf16-tail-mask", "ffn_avx512_bf16", "avx512_bf16", "avx512.h", "(1u << n) - 1u", "(2u << n) - 1u"),
+    Mutant("bf16-sum-fold", "ffn_avx512_bf16", "avx512_bf16", "avx512.h", "_mm512_unpackhi_ps(c, d)", "_mm512_unpackhi_ps(d, c)"),
+    Mutant("amx-no-configuration", "ffn_amx", "amx", "ffn_amx.cpp", "_tile_loadconfig(&config);", "(void)config;"),
+    Mutant("amx-pair-order", "ffn_amx", "amx", "ffn_amx.cpp", "kSide + i % 2] = ", "kSide + (i + 1) % 2] = "),
+    Mutant("amx-second-rows", "ffn_amx", "amx", "ffn_amx.cpp", "_tile_dpbf16ps(3, 5, 7)", "_tile_dpbf16ps(3, 4, 7)"),
+    Mutant("amx-row-stride", "ffn_amx", "amx", "ffn_amx.cpp", "_tile_loadd(4, w, bytes)", "_tile_loadd(4, w, 64)"),
+    Mutant("amx-edge-rows", "ffn_amx", "amx", "ffn_amx.cpp", "r < rows && j < n", "j < n"),
+    Mutant("amx-edge-depth", "ffn_amx", "amx", "ffn_amx.cpp", "rows == 2 * kSide && at + kDepth <= k", "rows == 2 * kSide"),
+    Mutant("plan-last-rows", "plan", "scalar", "plan.cpp", "std::min(rows_each, rows - row)", "std::min(rows_each, rows - row - 1)"),
+    Mutant("plan-second-unit", "plan", "scalar", "plan.cpp", "place++] = static_cast<int32_t>(pair)", "place++] = static_cast<int32_t>(pair / 2 * 2)"),
+    Mutant("job-does-not-wait", "job", "scalar", "job.cpp", "await(progress.gated, plan_.gate_up_tasks);", ""),
+]

@@ -1,0 +1,237 @@
+// The library against plain double arithmetic, without Python: for sanitizers, emulated instruction sets and mutants.
+//
+//   selftest [isa ...]    all that are available when none is named; exit status 1 at the first difference
+//
+// Blocks and activations end where an inaccessible page begins, so reading past them ends the program.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "apexk_cpu.h"
+
+namespace {
+
+#define NEED(condition, ...)                                     \
+  do {                                                           \
+    if (!(condition)) {                                          \
+      printf("FAILED at line %d: %s: ", __LINE__, #condition);   \
+      printf(__VA_ARGS__);                                       \
+      printf("\n");                                              \
+      exit(1);                                                   \
+    }                                                            \
+  } while (0)
+
+// Memory whose last byte is followed by a page that must not be touched.
+struct Guarded {
+  char *base, *data;
+  size_t whole;
+  explicit Guarded(size_t bytes) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), body = (bytes + page - 1) / page * page;
+    whole = body + page;
+    base = static_cast<char *>(mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    NEED(base != MAP_FAILED && mprotect(base + body, page, PROT_NONE) == 0, "no memory");
+    data = base + body - bytes;
+  }
+  Guarded(const Guarded &) = delete;
+  ~Guarded() { munmap(base, whole); }
+};
+
+uint32_t state;
+double random_value() {
+  state = state * 1664525u + 1013904223u;
+  return static_cast<int32_t>(state) / 2147483648.0;
+}
+
+double as_bf16(double value) {
+  const float f = static_cast<float>(value);
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  u = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
+  float rounded;
+  memcpy(&rounded, &u, 4);
+  return rounded;
+}
+
+struct Case {
+  int tokens, hidden, intermediate;
+  bool bf16;
+};
+constexpr int kExperts = 3, kTopk = 2;
+
+struct Data {
+  Case c;
+  size_t block_elements, width;
+  Guarded weights, x;
+  std::vector<double> weight_values, x_values;
+  std::vector<int32_t> ids, experts{0, 1, 2};
+  std::vector<float> topk_weights;
+  std::vector<uint64_t> blocks;
+
+  static void store(char *to, size_t index, size_t width, double value) {
+    const float f = static_cast<float>(value);
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    const uint16_t high = static_cast<uint16_t>(u >> 16);
+    memcpy(to + index * width, width == 2 ? static_cast<const void *>(&high) : &f, width);
+  }
+
+  explicit Data(const Case &one)
+      : c(one),
+        block_elements(static_cast<size_t>(3) * c.hidden * c.intermediate),
+        width(c.bf16 ? 2 : 4),
+        weights(kExperts * block_elements * width),
+        x(static_cast<size_t>(c.tokens) * c.hidden * width) {
+    state = 77u + c.tokens * 31 + c.hidden;
+    const auto value = [&] { return c.bf16 ? as_bf16(random_value()) : static_cast<float>(random_value()); };
+    for (size_t i = 0; i < kExperts * block_elements; i++) {
+      weight_values.push_back(c.bf16 ? as_bf16(0.3 * value()) : static_cast<float>(0.3 * value()));
+      store(weights.data, i, width, weight_values[i]);
+    }
+    for (size_t i = 0; i < static_cast<size_t>(c.tokens) * c.hidden; i++) {
+      x_values.push_back(value());
+      store(x.data, i, width, x_values[i]);
+    }
+    for (int e = 0; e < kExperts; e++) {
+      blocks.push_back(reinterpret_cast<uint64_t>(weights.data + e * block_elements * width));
+    }
+    for (int i = 0; i < c.tokens * kTopk; i++) {
+      ids.push_back(static_cast<int32_t>((random_value() + 1.0) * 0.5 * kExperts) % kExperts);
+      topk_weights.push_back(static_cast<float>(random_value()));
+    }
+  }
+
+  apexk_ffn_call call(float *out) const {
+    apexk_ffn_call call = {};
+    call.x = x.data;
+    call.blocks = blocks.data();
+    call.topk_ids = ids.data();
+    call.topk_weights = topk_weights.data();
+    call.experts = experts.data();
+    call.out = out;
+    call.tokens = c.tokens;
+    call.x_stride = call.hidden = c.hidden;
+    call.intermediate = c.intermediate;
+    call.topk = kTopk;
+    call.num_experts = call.expert_count = kExperts;
+    call.id_bytes = 4;
+    call.dtype = c.bf16 ? APEXK_BF16 : APEXK_FP32;
+    return call;
+  }
+
+  std::vector<double> expected() const {
+    const int H = c.hidden, I = c.intermediate;
+    std::vector<double> out, h(I);
+    for (size_t p = 0; p < ids.size(); p++) {
+      const double *w = weight_values.data() + ids[p] * block_elements, *row = x_values.data() + p / kTopk * H;
+      for (int i = 0; i < I; i++) {
+        double gate = 0, up = 0;
+        for (int k = 0; k < H; k++) {
+          gate += w[static_cast<size_t>(i) * H + k] * row[k];
+          up += w[static_cast<size_t>(I + i) * H + k] * row[k];
+        }
+        const double value = gate / (1 + exp(-gate)) * up;
+        h[i] = c.bf16 ? as_bf16(value) : value;
+      }
+      for (int r = 0; r < H; r++) {
+        double y = 0;
+        for (int i = 0; i < I; i++) y += w[static_cast<size_t>(2 * I) * H + static_cast<size_t>(r) * I + i] * h[i];
+        out.push_back(topk_weights[p] * y);
+      }
+    }
+    return out;
+  }
+};
+
+void check_values(apexk_pool *pool, const Case &c) {
+  const Data data(c);
+  std::vector<float> out(static_cast<size_t>(c.tokens) * kTopk * c.hidden, NAN), again = out;
+  apexk_ffn_call call = data.call(out.data());
+  NEED(apexk_ffn_run(pool, &call) == APEXK_OK, "run");
+  const std::vector<double> want = data.expected();
+  double largest = 0, error = 0, squares = 0, all = 0;
+  for (size_t i = 0; i < want.size(); i++) {
+    NEED(!isnan(out[i]), "element %zu was not written", i);
+    largest = fmax(largest, fabs(want[i]));
+    error = fmax(error, fabs(out[i] - want[i]));
+    squares += (out[i] - want[i]) * (out[i] - want[i]);
+    all += want[i] * want[i];
+  }
+  // A value between two roundings of the activated row may fall either way: rarely, so the mean stays small.
+  const double most = c.bf16 ? 1e-3 : 1e-5, mean = c.bf16 ? 2e-4 : 1e-5;
+  NEED(error <= most * largest && squares <= mean * mean * all, "T %d H %d I %d %s: off by %.1e of the largest, mean %.1e",
+       c.tokens, c.hidden, c.intermediate, c.bf16 ? "bf16" : "fp32", error / largest, sqrt(squares / all));
+
+  for (int token = 0; token < c.tokens; token += 5) {  // alone, a token gets the same bits
+    apexk_ffn_call alone = data.call(again.data());
+    alone.x = data.x.data + static_cast<size_t>(token) * c.hidden * data.width;
+    alone.topk_ids = data.ids.data() + token * kTopk;
+    alone.topk_weights = data.topk_weights.data() + token * kTopk;
+    alone.tokens = 1;
+    NEED(apexk_ffn_run(pool, &alone) == APEXK_OK, "run");
+    const size_t row = static_cast<size_t>(c.hidden) * kTopk;
+    NEED(memcmp(again.data(), out.data() + token * row, row * sizeof(float)) == 0, "token %d depends on others", token);
+  }
+}
+
+// Two threads submit to one pool; jobs are waited for, or given back at once.
+void check_jobs(apexk_pool *pool) {
+  const Data data({5, 40, 72, true});
+  const size_t floats = static_cast<size_t>(5) * kTopk * 40;
+  std::vector<float> want(floats);
+  apexk_ffn_call call = data.call(want.data());
+  NEED(apexk_ffn_run(pool, &call) == APEXK_OK, "run");
+  std::atomic<int> called{0};
+  const auto submit = [&] {
+    for (int round = 0; round < 50; round++) {
+      std::vector<float> outs[4];
+      apexk_job *jobs[4];
+      for (int i = 0; i < 4; i++) {
+        outs[i].assign(floats, NAN);
+        apexk_ffn_call mine = data.call(outs[i].data());
+        const auto count = [](void *user, apexk_status) { static_cast<std::atomic<int> *>(user)->fetch_add(1); };
+        NEED(apexk_ffn_submit(pool, &mine, count, &called, &jobs[i]) == APEXK_OK, "submit");
+      }
+      for (int i = 3; i >= 0; i--) {
+        NEED(apexk_job_wait(jobs[i]) == APEXK_OK && apexk_job_done(jobs[i]), "wait");
+        apexk_job_release(jobs[i]);
+        NEED(memcmp(outs[i].data(), want.data(), floats * sizeof(float)) == 0, "job %d of round %d", i, round);
+      }
+    }
+  };
+  std::thread other(submit);
+  submit();
+  other.join();
+  NEED(called.load() == 400, "%d completions were reported", called.load());
+}
+
+void check_isa(const char *name) {
+  apexk_pool *pool = nullptr;
+  NEED(apexk_pool_create(2, name, &pool) == APEXK_OK, "%s", name);
+  // Sizes below, between and beyond the chunks of 16 and 32 and the blocks of 16, 32 and 64 rows; k beyond one cache block.
+  const int sizes[][2] = {{8, 40}, {40, 8}, {100, 70}, {31, 97}, {64, 70}, {1100, 33}};
+  for (const auto &size : sizes) {
+    for (const int tokens : {1, 2, 5, 6, 13, 17, 35}) check_values(pool, {tokens, size[0], size[1], true});
+    check_values(pool, {7, size[0], size[1], false});
+  }
+  check_jobs(pool);
+  apexk_pool_destroy(pool);
+  printf("%s: as expected\n", name);
+  fflush(stdout);
+}
+
+}  // namespace
+
+int main(int count, char **names) {
+  for (int i = 1; i < count; i++) check_isa(names[i]);
+  for (int i = 0; count == 1 && i < apexk_isa_count(); i++) {
+    if (apexk_isa_available(i)) check_isa(apexk_isa_name(i));
+  }
+  return 0;
+}
