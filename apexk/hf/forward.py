@@ -36,6 +36,7 @@ class BlockForward:
         self._name = experts.names[layer]
         self._last = layer + 1 == len(experts.blocks)
 
+    @torch.compiler.disable  # a compiled model runs the engine as it is
     def __call__(self, hidden_states: torch.Tensor):
         experts, family = self._experts, self._experts.family
         self._check(hidden_states)

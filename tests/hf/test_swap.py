@@ -411,6 +411,16 @@ def test_a_pass_in_inference_mode_and_outside():
     assert model.model.layers[1].mlp.experts.down_proj.grad is not None
 
 
+def test_a_compiled_model_runs_the_engine():
+    model, ids = tiny(), torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = model(ids).logits
+        with apexk.swap(model, apexk.ApexConfig(pool=2)) as handle:
+            torch.testing.assert_close(torch.compile(model, backend="eager")(ids).logits, wanted)
+            assert handle.summary()["prefill"]["layers"] == 2
+    torch._dynamo.reset()
+
+
 def test_shared_experts_are_refused():
     model = tiny()
     first, second = (layer.mlp.experts for layer in model.model.layers)
