@@ -104,6 +104,8 @@ def main(argv=None) -> int:
     unknown = [t for t in targets if t not in TARGETS]
     if unknown:
         parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    if args.keep and args.quick:
+        parser.error("--keep wants the whole table, not --quick")
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what 3.6 and 3.9 do by default; 3.10 will not
     try:
@@ -127,16 +129,18 @@ def main(argv=None) -> int:
 
 
 def compare(reports, keep) -> list[tuple]:
-    """Regressions against the kept table of this Triton version, after updating it where that is asked for."""
+    """Regressions against the kept table of this Triton version; none where `keep` replaces what it says of these targets."""
     if not reports:
         return []
     path = kept.path_of(reports[0][0].triton)
     before, now = kept.load(path), {}
     for report, tile in reports:
         name = f"{report.kernel} {report.label} {shape(report, tile)} {report.variant}"
+        assert (report.target, name) not in now, f"two launches on sm_{report.target} have the name {name!r}"
         now[report.target, name] = kept.entry(report, name)
     if keep:
-        kept.save(path, (before | now).values())
+        renewed = {report.target for report, _ in reports}
+        kept.save(path, [*now.values(), *(e for (target, _), e in before.items() if target not in renewed)])
         return []
     if not before:
         print(f"no table is kept for Triton {reports[0][0].triton}; --keep makes one", file=sys.stderr)
