@@ -1,22 +1,42 @@
-"""`apexk kernels`: what the kernels look like and how fast they are; each part has its own `--help`."""
+"""`apexk kernels`: whether the kernels are right, what they look like, how fast they are. `apexk kernels triton --check --help`
+shows a part's own arguments."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 
-#: part -> (module with `main(argv) -> exit code`, what it does)
+#: room -> mode -> (module with `main(argv) -> exit code`, what it does)
+MODES = {
+    "triton": {
+        "check": ("apexk.kernels.bench.check", "compare every Triton kernel with its reference, on the GPU or in the interpreter"),
+        "aot": ("apexk.kernels.aot.gate", "compile for named GPUs: registers, spills, shared memory, SASS counts"),
+        "roofline": ("apexk.kernels.bench.static_roofline", "bytes and operations issued over the fewest possible, counted"),
+        "bench": ("apexk.kernels.bench.run", "check, then time against measured roofs (needs a GPU)"),
+    },
+}
+#: the same by a shorter name
 PARTS = {
-    "bench": ("apexk.kernels.bench.run", "check, then time the kernels against measured roofs"),
-    "aot": ("apexk.kernels.aot.gate", "compile the Triton kernels for named GPUs; registers, spills, shared memory, SASS counts"),
+    "bench": ("apexk.kernels.bench.run", "check, then time any benchmark case against measured roofs"),
+    "aot": MODES["triton"]["aot"],
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = "; ".join(f"{name}: {text}" for name, (_, text) in PARTS.items())
-    parser.add_argument("part", choices=PARTS, help=parts)
+    lines = [f"{name}: {text}" for name, (_, text) in PARTS.items()]
+    lines += [f"{room} --{mode}: {text}" for room, modes in MODES.items() for mode, (_, text) in modes.items()]
+    parser.add_argument("part", choices=[*PARTS, *MODES], help="; ".join(lines))
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the part's own arguments; --help shows them")
 
 
 def run(args: argparse.Namespace) -> int:
-    return importlib.import_module(PARTS[args.part][0]).main(args.rest)
+    if args.part in PARTS:
+        return importlib.import_module(PARTS[args.part][0]).main(args.rest)
+    modes = MODES[args.part]
+    asked = [mode for mode in modes if f"--{mode}" in args.rest]
+    if len(asked) != 1:
+        raise ValueError(f"apexk kernels {args.part} wants one of {', '.join('--' + mode for mode in modes)}")
+    rest = [word for word in args.rest if word != f"--{asked[0]}"]
+    if asked == ["bench"] and args.part == "triton":
+        rest += ["--device", "cuda"]
+    return importlib.import_module(modes[asked[0]][0]).main(rest)
