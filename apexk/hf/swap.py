@@ -11,12 +11,14 @@ from apexk import hardware
 from apexk.config import ApexConfig, policy_options
 from apexk.device.cpu import CpuDevice
 from apexk.device.halves import Halves
+from apexk.device.ranged import RangedDevice
 from apexk.device.virtual import VirtualDevice
 from apexk.engine.runtime import Engine, EngineSettings
 from apexk.hf.adopt import StoreViews
 from apexk.hf.forward import BlockForward, is_replaced, swapped_by
 from apexk.hf.handle import Handle
 from apexk.hf.inspect import find_experts
+from apexk.nvtx import Ranges
 from apexk.policy import registry
 from apexk.policy.types import CostPrior, ModelShape
 from apexk.store.block import ExpertBlock
@@ -58,6 +60,9 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
             device = CpuDevice(timeline, halves)
         else:
             device = VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
+        ranges = Ranges(shape.layers)
+        if ranges.active:
+            device = RangedDevice(device, ranges)
         views = StoreViews(experts, store)
         handle = Handle(model, config, settings, machine, experts, views, store, device, timeline)
         timeline.header(**handle.header())
