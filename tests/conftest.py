@@ -1,6 +1,7 @@
 """Settings of the whole suite: seeds, the Triton interpreter where there is no GPU, and checks after each test."""
 
 import os
+import shutil
 import threading
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -51,3 +52,19 @@ def trained():
         return loaded[dtype]
 
     return get
+
+
+#: what a machine may lack -> (is it there, what is not covered without it)
+OPTIONAL = {
+    "a CUDA device": (torch.cuda.is_available, "kernels and engine on a GPU"),
+    "libsimde-dev": (lambda: os.path.exists("/usr/include/simde/x86/avx512.h"), "AVX-512, AVX-512-BF16 and AMX code on this CPU by emulation"),
+    "a C++ compiler": (lambda: shutil.which(os.environ.get("CXX", "g++")) is not None, "the native tests"),
+}
+
+
+def pytest_terminal_summary(terminalreporter):
+    missing = {name: what for name, (there, what) in OPTIONAL.items() if not there()}
+    if missing:
+        terminalreporter.section("not covered on this machine", sep="!", yellow=True)
+        for name, what in missing.items():
+            terminalreporter.line(f"without {name}: {what}")
