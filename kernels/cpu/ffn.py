@@ -36,6 +36,11 @@ def _finish(library: ctypes.CDLL, handle: ctypes.c_void_p, buffers: tuple) -> No
     library.apexk_job_release(handle)
 
 
+def _destroy(library: ctypes.CDLL, pool: ctypes.c_void_p) -> None:
+    if pool.value is not None:
+        library.apexk_pool_destroy(pool)
+
+
 class HostFFN:
     """Threads that compute expert FFNs from expert blocks in host memory.
 
@@ -50,6 +55,8 @@ class HostFFN:
         name = isa if isa is not None else os.environ.get("APEXK_CPU_ISA", "")
         self._library = lib.load(library)
         pool = ctypes.c_void_p()
+        # before there are threads: an interrupt may arrive while they start
+        self._close = weakref.finalize(self, _destroy, self._library, pool)
         status = self._library.apexk_pool_create(threads or 0, name.encode(), ctypes.byref(pool))
         if status in (lib.UNKNOWN_ISA, lib.UNAVAILABLE_ISA):
             names = lib.isa_names(library)
@@ -59,7 +66,6 @@ class HostFFN:
         self._pool = pool
         self.isa: str = self._library.apexk_pool_isa(pool).decode()
         self.threads: int = self._library.apexk_pool_threads(pool)
-        self._close = weakref.finalize(self, self._library.apexk_pool_destroy, pool)
 
     def close(self) -> None:
         """Finishes what was submitted and ends the threads. May be called again."""

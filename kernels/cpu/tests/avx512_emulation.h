@@ -36,13 +36,19 @@ AVX512E_FUNCTION __m512 fma(__m512 a, __m512 b, __m512 c) {
 // Element i of each 128-bit lane comes from a (i < 2) or b, at the position that two bits of `select` give.
 AVX512E_FUNCTION __m512 shuffle(__m512 a, __m512 b, int select) {
   __m512 r;
-  for (int i = 0; i < 16; i++) r[i] = (i % 4 < 2 ? a : b)[i / 4 * 4 + (select >> (i % 4 * 2) & 3)];
+  for (int i = 0; i < 16; i++) {
+    const int from = i / 4 * 4 + (select >> (i % 4 * 2) & 3);
+    r[i] = i % 4 < 2 ? a[from] : b[from];
+  }
   return r;
 }
 
 AVX512E_FUNCTION __m512 unpack(__m512 a, __m512 b, int from) {
   __m512 r;
-  for (int i = 0; i < 16; i++) r[i] = (i % 2 ? b : a)[i / 4 * 4 + from + i % 4 / 2];
+  for (int i = 0; i < 16; i++) {
+    const int at = i / 4 * 4 + from + i % 4 / 2;
+    r[i] = i % 2 ? b[at] : a[at];
+  }
   return r;
 }
 
