@@ -16,7 +16,7 @@ DEFAULTS = {
     "cost": "affine",
     "rate_ema": 0.2,
     "forgetting": 0.995,
-    "utility_decay": 0.9,
+    "utility_decay": 0.5,
     "evict": None,
     "resident_first": True,
     "in_flight": "finish",

@@ -41,7 +41,8 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     check_plan(view, plan, policy.waves)
     _record_plan(engine, view, plan)
 
-    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens)
+    unassigned = max(plan.estimates[0]) if plan.estimates else None
+    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned)
     if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
         events.host = device.run_host(at, rows, plan.cpu, loads)
     in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))
@@ -86,7 +87,7 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     in_flight = engine.settle_speculation(at, loads)
     slots = engine.slots[at.layer]
     resident = slots.resident()
-    memory = engine.policy.recall(at.layer, loads)
+    memory = engine.policy.recall(at.layer, at.phase, loads)
     return RouteView(
         step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=resident,
         available=len(slots.free()) + len(resident.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,

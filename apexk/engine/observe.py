@@ -21,6 +21,7 @@ class LayerEvents:
     gpu_pairs: int
     last_of_step: bool
     tokens: int
+    unassigned_ms: float | None = None  # the plan's estimate for no copy
     host: Event | None = None
     launches: list[tuple[int, Event]] = field(default_factory=list)  # (experts, event) of each expert kernel
     copies: list[Event] = field(default_factory=list)  # exact copies, in order
@@ -52,7 +53,11 @@ class Observer:
             return False
         launched = [span(event) for _, event in layer.launches]
         copied = [span(event) for event in layer.copies]
+        ends = [end for _, end in launched] + ([span(layer.host)[1]] if layer.host else [])
         seen = Observation(
+            layer=layer.at.layer,
+            path_ms=max(ends) - layer.routed_ms if ends else None,
+            unassigned_ms=layer.unassigned_ms,
             cpu_experts=layer.cpu_experts,
             cpu_pairs=layer.cpu_pairs,
             cpu_ms=span(layer.host)[1] - layer.routed_ms if layer.host else None,

@@ -94,7 +94,7 @@ class Policy:
         """What work costs now, frozen: later observations do not change it."""
         return self._models[phase].costs()
 
-    def recall(self, layer: int, loads: Mapping[int, int]) -> dict | None:
+    def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict | None:
         """What else a decision rests on, as JSON values; becomes `view.memory`, so that a record can be decided again."""
         return None
 

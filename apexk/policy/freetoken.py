@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .base import Policy
 from .scan import by_load, most_copies
-from .types import Plan, RouteView
+from .types import Phase, Plan, RouteView
 
 
 class FreeTokenQ(Policy):
@@ -24,7 +24,7 @@ class FreeTokenQ(Policy):
     waves = True
     evicts = "lru"
 
-    def recall(self, layer: int, loads: Mapping[int, int]) -> dict:
+    def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict:
         active = self._utility[layer].active
         return {"last_active": [[e, active[e]] for e in loads]}
 

@@ -83,7 +83,7 @@ def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, f
     free = slots - len(pool) - (in_flight is not None)
     view = RouteView(
         step, layer, phase, tokens, loads, frozenset(pool), free + len(idle), policy.costs(phase), in_flight, 0.0 if in_flight else draw.random(),
-        policy.resident_first is None and draw.random() < 0.5, policy.recall(layer, loads),
+        policy.resident_first is None and draw.random() < 0.5, policy.recall(layer, phase, loads),
     )  # fmt: skip
     plan = policy.on_route(view)
     check_plan(view, plan, policy.waves)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .base import Policy
 from .fiddler import SCRATCH_SLOTS
 from .scan import by_load
-from .types import Plan, RouteView
+from .types import Phase, Plan, RouteView
 
 MIN_BATCH = 32
 
@@ -42,7 +42,7 @@ class IkLlamaCpp(LlamaCpp):
     name = "ik_static"
     source = "ik_llama.cpp, operator offload by ratio"
 
-    def recall(self, layer: int, loads: Mapping[int, int]) -> dict:
+    def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict:
         return {"experts": self.shape.experts, "topk": self.shape.topk}
 
     def copies(self, view: RouteView) -> bool:

@@ -92,6 +92,32 @@ def choose(view: RouteView, limit: int | None = None) -> Plan:
     return _plan(here, missed, count, estimates)
 
 
+def spill(view: RouteView, plan: Plan) -> Plan:
+    """`plan` with its lightest residents left to the CPU, as long as that shortens the longer path; only if it copies nothing.
+
+    Where the CPU's hand-over is cheap, a pool with many hits makes the GPU the longer path, and more hits would make a
+    layer slower.
+    """
+    if plan.exact_fetch or len(plan.gpu_resident) < 2 or plan.est_gpu_ms <= plan.est_cpu_ms:
+        return plan
+    loads, cpu_ms, gpu_ms = view.loads, view.costs.cpu_ms, view.costs.gpu_ms
+    here, moved = list(plan.gpu_resident), []
+    on_cpu, cpu_load = len(plan.cpu), sum([loads[e] for e in plan.cpu])
+    gpu_load = sum([loads[e] for e in here])
+    cpu, gpu = plan.est_cpu_ms, plan.est_gpu_ms
+    while here:
+        load = loads[here[-1]]
+        next_cpu = cpu_ms(on_cpu + 1, cpu_load + load)
+        next_gpu = gpu_ms(len(here) - 1, gpu_load - load)
+        if max(next_cpu, next_gpu) >= max(cpu, gpu) - TIE_MS:
+            break
+        moved.append(here.pop())
+        cpu, gpu, on_cpu, cpu_load, gpu_load = next_cpu, next_gpu, on_cpu + 1, cpu_load + load, gpu_load - load
+    if not moved:
+        return plan
+    return Plan(tuple(here), (), (*plan.cpu, *moved), cpu, gpu, plan.estimates)
+
+
 def at_count(view: RouteView, here: Sequence[int], missed: Sequence[int], count: int) -> Plan:
     """The plan that copies exactly the first `count` of `missed`, with its estimate."""
     loads = view.loads

@@ -119,6 +119,9 @@ class Observation:
     gpu_ms: float | None = None
     copies: int = 0
     copy_ms: float | None = None
+    layer: int = 0
+    path_ms: float | None = None  # routing event to the end of the longer path
+    unassigned_ms: float | None = None  # what the plan estimated for the longer path without a copy; None: it did not estimate
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class PolicyOptions:
     cost: Literal["affine", "rates"] = "affine"
     rate_ema: float = 0.2
     forgetting: float = 0.995
-    utility_decay: float = 0.9
+    utility_decay: float = 0.5
     evict: str | None = None  # a rule of `apexk.policy.evict`; None: the policy's own
 
     def __post_init__(self):

@@ -16,7 +16,7 @@ from apexk.hardware import Hardware
 from apexk.policy.apex import Apex
 from apexk.policy.base import Policy
 from apexk.policy.cost_affine import AffineCosts
-from apexk.policy.scan import TIE_MS, by_load, most_copies, transfer_ms
+from apexk.policy.scan import TIE_MS, by_load, most_copies, spill, transfer_ms
 from apexk.policy.types import Costs, Phase, Plan, PolicyOptions, RouteView
 from apexk.sim.demand import Demand, Step
 
@@ -50,10 +50,9 @@ class OracleP(Apex):
 
     name = "oracle_p"
     source = "reference: true costs"
-    guarded = False
 
     def __init__(self, options: PolicyOptions, machine: Hardware):
-        super().__init__(options)
+        super().__init__(options, guard=False)
         cpu, link, gpu = machine.cpu, machine.link, machine.gpu
         self.machine = machine
         self.truth = AffineCosts(cpu.c0, cpu.a, cpu.b, link.s0, link.t1, gpu.g0, gpu.g1, gpu.g2, cpu.fixed_when_empty)
@@ -66,7 +65,7 @@ class OracleP(Apex):
         times = [true_paths(view, self.machine, here, missed, p) for p in range(most_copies(view, len(missed)) + 1)]
         best = min(max(pair) for pair in times)
         count = next(p for p, pair in enumerate(times) if max(pair) <= best + TIE_MS)
-        return Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), *times[count], tuple(times))
+        return spill(view, Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), *times[count], tuple(times)))
 
 
 class Belady(Apex):

@@ -42,7 +42,8 @@ def test_policies_under_random_views(policy):
         assert plan.exact_fetch == () or policy.fetches
         missed = view.missed()
         if view.in_flight is None:
-            assert plan.exact_fetch + plan.cpu == tuple(missed)
+            assert (plan.exact_fetch + plan.cpu)[: len(missed)] == tuple(missed)
+            assert policy.name == "apex" or len(plan.exact_fetch + plan.cpu) == len(missed), "only Apex leaves residents to the CPU"
         text = json.dumps(room.decision_to_dict(policy.name, view, plan))
         name, view_again, plan_again = room.decision_from_dict(json.loads(text))
         assert (view_again, plan_again) == (view, plan)

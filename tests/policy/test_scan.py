@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.cost_rates import RateCosts
-from apexk.policy.scan import TIE_MS, by_load, choose
+from apexk.policy.scan import TIE_MS, by_load, choose, spill
 from apexk.policy.types import InFlight, RouteView
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -138,3 +138,24 @@ def test_wait_for_the_channel_counts_only_with_a_copy():
 def test_in_flight_expert_must_be_missed():
     with pytest.raises(ValueError, match="in-flight expert 7"):
         choose(view([5], 0, RateCosts(1, 1, 1), in_flight=InFlight(7, 0.5)))
+
+
+@given(views())
+def test_spill_is_the_best_split_of_the_residents(view):
+    """Brute force over how many of the lightest residents go to the CPU, up to the first that does not help."""
+    plan = choose(view, limit=0)
+    spilled = spill(view, plan)
+    here, loads = list(plan.gpu_resident), view.loads
+
+    def longer(k):
+        cpu = [*plan.cpu, *here[len(here) - k :]]
+        gpu = here[: len(here) - k]
+        return max(view.costs.cpu_ms(len(cpu), sum(loads[e] for e in cpu)), view.costs.gpu_ms(len(gpu), sum(loads[e] for e in gpu)))
+
+    best = 0
+    while len(here) > 1 and best < len(here) and longer(best + 1) < longer(best) - 1e-12:
+        best += 1
+    if plan.est_gpu_ms <= plan.est_cpu_ms:
+        best = 0
+    assert len(spilled.cpu) == len(plan.cpu) + best
+    assert max(spilled.est_cpu_ms, spilled.est_gpu_ms) <= max(plan.est_cpu_ms, plan.est_gpu_ms)
