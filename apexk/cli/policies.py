@@ -1,25 +1,48 @@
-"""`apexk policies`: what there is to choose from."""
+"""`apexk policies`: what there is to choose from, and what each may do."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 from apexk.cli import DONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the matrix here")
 
 
 def run(args: argparse.Namespace) -> int:
+    from apexk.policy.evict import RULES
     from apexk.policy.registry import POLICIES
 
-    def yes(flag: bool) -> str:
-        return "yes" if flag else "no"
-
-    table = [["policy", "exact fetch", "speculative", "lossless", "source"]]
-    table += [[p.name, yes(p.fetches), yes(p.speculates), yes(p.lossless), p.source] for p in POLICIES.values()]
-    widths = [max(len(row[i]) for row in table) for i in range(5)]
-    for row in table:
-        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    rows = [matrix_row(policy) for policy in POLICIES.values()]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    print(f"\neviction rules (`name(evict=RULE)`): {', '.join(RULES)}; belady in a simulation's reference rows")
+    print("your own policy: --policy module:Class, or an entry point in the group apexk.policies; see docs/write_a_policy.md")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return DONE
+
+
+def matrix_row(policy) -> dict[str, str]:
+    """What a policy class says of itself, in words."""
+    moves = (policy.fetches and policy.keeps_fetched) or policy.speculates or policy.posts
+    return {
+        "policy": policy.name,
+        "CPU": _yes(policy.uses_cpu),
+        "exact fetch": "no" if not policy.fetches else "yes" if policy.keeps_fetched else "not kept",
+        "speculative": _yes(policy.speculates),
+        "after step": _yes(policy.posts),
+        "victim": policy.evicts if moves else "none",
+        "lossless": _yes(policy.lossless),
+        "source": policy.source,
+    }
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
