@@ -19,6 +19,7 @@ VERBS = {
     "policies": "list the policies: source, lossless or not, what each may do",
     "simulate": "run policies over routing traces on modelled hardware, without a model",
     "paper": "the Apex paper's figures and tables, ours beside the paper's",
+    "explain": "why a layer was decided as it was: misses, estimates for each count, the choice, what was best",
     "trace": "generate, look at, import, convert and record routing traces",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline.jsonl: a table per layer, totals, pictures",

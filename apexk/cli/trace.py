@@ -46,6 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     taken.add_argument("--licence", default="", help="licence of the source")
     taken.set_defaults(act=_import)
 
+    heard = actions.add_parser("record", help="the routing of a swapped model while it generates")
+    heard.add_argument("out", type=Path, help="a .trace.npz")
+    heard.add_argument("--model", type=Path, help="folder of a transformers checkpoint (default: the small model that ships)")
+    heard.add_argument("--prompts", type=Path, metavar="TXT", help="one prompt a line (default: drawn from the model's held-out text)")
+    heard.add_argument("--batch", type=int, default=8)
+    heard.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default: 32)")
+    heard.add_argument("--seed", type=int, default=0, help="draws the prompts (default: 0)")
+    heard.set_defaults(act=_record)
+
     given = actions.add_parser("export", help="to Parquet, one row per token and layer (needs pyarrow)")
     given.add_argument("trace", type=Path)
     given.add_argument("out", type=Path)
@@ -113,6 +122,32 @@ def _import(args: argparse.Namespace) -> int:
         made = importers.from_parquet(args.files[0], **facts)
     else:
         raise ValueError(f"{args.files[0]}: there are importers for .npz, .jsonl and .parquet")
+    print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
+    return DONE
+
+
+def _record(args: argparse.Namespace) -> int:
+    import torch
+
+    import apexk
+    from apexk.demo import model as demo
+    from apexk.sim import trace
+    from apexk.sim.record import Recorder
+
+    if args.model:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(args.model).eval(), AutoTokenizer.from_pretrained(args.model, padding_side="left")
+        if not args.prompts:
+            raise ValueError("--model needs --prompts")
+    else:
+        model, tokenizer = demo.load(torch.float32)
+    texts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)
+    with apexk.swap(model) as handle:
+        recorder = Recorder(len(texts), handle.engine.shape.experts, str(args.model or "apexk demo"))
+        handle.engine.recorder = recorder
+        demo.generate(model, tokenizer, texts, args.tokens)
+    made = recorder.trace(dataset=str(args.prompts or f"held-out text, seed {args.seed}"))
     print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
     return DONE
 

@@ -35,6 +35,8 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     at = engine.enter(layer, phase)
     device.begin_layer(at)
     loads = device.read_back(at, rows)
+    if engine.recorder is not None:
+        engine.recorder(at, rows, next_router)
     engine.settle_copies(layer)
     view = _view(engine, at, rows, loads)
     plan = policy.on_route(view)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from apexk.device.base import At, Device, Event, Running, SpeculativeCopy
@@ -35,6 +35,7 @@ class Engine:
         self.resident_first = settings.resident_first if policy.resident_first is None else policy.resident_first
         self.slot_count = capacity + policy.extra_slots(capacity)
         self.totals = {"prefill": Totals(), "decode": Totals()}
+        self.recorder: Callable | None = None  # called with (at, rows, next router) at each routing event
         self.observer = Observer(device, policy, self.totals)
         #: held by whoever runs a layer: passes of several threads take turns, layer by layer
         self.lock = threading.Lock()

@@ -1,0 +1,59 @@
+"""`apexk explain`: why a layer was decided as it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from apexk.cli import DONE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeline", type=Path, help="a timeline.jsonl of a run")
+    parser.add_argument("--trace", help="or a .trace.npz, which is simulated up to the step")
+    parser.add_argument("--preset", default="mmlu-like", help="or a generated trace (default: mmlu-like)")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policy", default="apex")
+    parser.add_argument("--pool", type=int, default=64)
+    parser.add_argument("--hardware", help="name or path of a hardware file (default: the timeline's, else a6000-paper)")
+    parser.add_argument("--step", type=int, required=True)
+    parser.add_argument("--layer", type=int, required=True)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+
+
+def run(args: argparse.Namespace) -> int:
+    from apexk import hardware
+    from apexk.sim.explain import explain, show
+
+    if args.timeline:
+        from apexk.timeline import read
+
+        recording = read(args.timeline)
+        named = args.hardware or recording.header["hardware"]
+        rows, machine = recording.rows, hardware.load(named) if args.hardware or named in hardware.names() else None
+    else:
+        machine = hardware.load(args.hardware or "a6000-paper")
+        rows = _simulated(args, machine)
+    found = explain(rows, args.step, args.layer, machine)
+    print(show(found))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return DONE
+
+
+def _simulated(args: argparse.Namespace, machine) -> list[dict]:
+    from dataclasses import replace
+
+    from apexk.sim.cells import TraceSpec, demand
+    from apexk.sim.run import simulate
+    from apexk.timeline.writer import Timeline
+
+    if args.step < 0:
+        raise ValueError(f"--step is {args.step}; wanted 0 or more")
+    spec = TraceSpec(path=args.trace, steps=0) if args.trace else TraceSpec(args.preset, batch=args.batch, seed=args.seed, steps=args.step + 1)
+    given = demand(spec)
+    timeline = Timeline(None, keep=True)
+    simulate(replace(given, steps=given.steps[: args.step + 1]), machine, args.policy, args.pool, warmup=0, timeline=timeline)
+    return timeline.rows

@@ -1,0 +1,75 @@
+"""One decision, explained: what was missed, what each count was estimated to take, what was chosen, measured, and best."""
+
+from __future__ import annotations
+
+from apexk.hardware import Hardware
+from apexk.policy import decision_from_dict
+from apexk.policy.scan import by_load, most_copies
+from apexk.sim.references import true_paths
+
+NS = 1e6
+
+
+def explain(rows: list[dict], step: int, layer: int, machine: Hardware | None) -> dict:
+    """From a timeline's rows. With the hardware it was modelled on, also the true paths of every count and the best one.
+
+    Raises ValueError where the timeline has no decision for the step and layer.
+    """
+    here = [r for r in rows if r["step"] == step and r["layer"] == layer]
+    plans = [r for r in here if r["kind"] == "plan"]
+    if not plans:
+        steps, layers = sorted({r["step"] for r in rows}), sorted({r["layer"] for r in rows if r["kind"] == "plan"})
+        known = f"it has steps {steps[0]}..{steps[-1]} and layers {layers[0]}..{layers[-1]}" if layers else "it has none at all"
+        raise ValueError(f"the timeline has no decision for step {step}, layer {layer}; {known}")
+    policy, view, plan = decision_from_dict(plans[0]["decision"])
+    resident, missed = by_load(view)
+    routed = plans[0]["start_ns"]
+
+    def until(*kinds: str) -> float | None:
+        ends = [r["end_ns"] for r in here if r["kind"] in kinds]
+        return (max(ends) - routed) / NS if ends else None
+
+    found = {
+        "policy": policy, "step": step, "layer": layer, "phase": view.phase, "tokens": view.tokens, "active": len(view.loads),
+        "resident": [[e, view.loads[e]] for e in resident], "missed": [[e, view.loads[e]] for e in missed],
+        "available": view.available, "channel_wait_ms": view.channel_wait_ms, "costs": view.costs.as_dict(), "memory": view.memory,
+        "in_flight": None if view.in_flight is None else [view.in_flight.expert, view.in_flight.left],
+        "estimates": [list(pair) for pair in plan.estimates],
+        "choice": {"p": plan.transfer_count, "copied": list(plan.exact_fetch), "cpu": list(plan.cpu), "gpu": list(plan.gpu_resident),
+                   "est_cpu_ms": plan.est_cpu_ms, "est_gpu_ms": plan.est_gpu_ms},
+        "measured": {"cpu_ms": until("host.ffn"), "gpu_ms": until("gpu.resident", "gpu.arrived"), "modelled": plans[0]["modelled"]},
+    }  # fmt: skip
+    if machine is not None:
+        truth = [true_paths(view, machine, resident, missed, p) for p in range(most_copies(view, len(missed)) + 1)]
+        best = min(range(len(truth)), key=lambda p: (max(truth[p]), p))
+        found["true_paths"] = [list(pair) for pair in truth]
+        found["oracle"] = {"p": best, "ms": max(truth[best])}
+    return found
+
+
+def show(found: dict) -> str:
+    """The same for a person."""
+    choice, measured = found["choice"], found["measured"]
+    lines = [
+        f"{found['policy']}, step {found['step']}, layer {found['layer']} ({found['phase']}): {found['tokens']} tokens on {found['active']} experts, "
+        f"{len(found['resident'])} of them resident; {found['available']} slots available, channel busy for {found['channel_wait_ms']:.2f} ms",
+        "missed, as ranked (expert: tokens): " + (", ".join(f"{e}: {n}" for e, n in found["missed"]) or "none"),
+        "",
+        "  p   estimated CPU   GPU     true CPU   GPU",
+    ]
+    truth = found.get("true_paths", [])
+    for p in range(max(len(found["estimates"]), min(len(truth), choice["p"] + 3))):
+        guess = found["estimates"][p] if p < len(found["estimates"]) else (None, None)
+        real = truth[p] if p < len(truth) else (None, None)
+        marks = [m for m, hit in (("chosen", p == choice["p"]), ("oracle", "oracle" in found and p == found["oracle"]["p"])) if hit]
+        lines.append(f"{p:3d}   {_ms(guess[0])} {_ms(guess[1])}   {_ms(real[0])} {_ms(real[1])}   {', '.join(marks)}".rstrip())
+    label = "modelled" if measured["modelled"] else "measured"
+    lines += ["", f"{label}: CPU {_ms(measured['cpu_ms']).strip()} ms, GPU {_ms(measured['gpu_ms']).strip()} ms; "
+              f"estimated CPU {_ms(choice['est_cpu_ms']).strip()} ms, GPU {_ms(choice['est_gpu_ms']).strip()} ms"]  # fmt: skip
+    if "oracle" in found:
+        lines.append(f"oracle: p = {found['oracle']['p']}, {found['oracle']['ms']:.3f} ms")
+    return "\n".join(lines)
+
+
+def _ms(value: float | None) -> str:
+    return "      -" if value is None else f"{value:7.3f}"

@@ -1,0 +1,74 @@
+"""Records the routing of a swapped model as a trace.
+
+    recorder = Recorder(requests=8, experts=32, model="tiny")
+    handle.engine.recorder = recorder
+    model.generate(...)
+    trace.write(recorder.trace(dataset="..."), "a.trace.npz")
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apexk.sim.trace import DECODE, PREFILL, SCHEMA, Trace
+
+
+class Recorder:
+    """Collects every layer's exact routing, and the next layer's router on this layer's input as the prediction.
+
+    `requests` is the batch size: row r*n+j of a pass is token j of request r, padding included, as the engine runs it.
+    """
+
+    def __init__(self, requests: int, experts: int, model: str):
+        if requests < 1:
+            raise ValueError(f"requests is {requests}; wanted the batch size")
+        self.requests, self.experts, self.model = requests, experts, model
+        self._passes: list[dict] = []
+        self._seen = 0  # tokens of each request so far
+
+    def __call__(self, at, rows, next_router) -> None:
+        """Called by the engine at each layer's routing event, with tensors in `rows`."""
+        if at.layer == 0:
+            self._passes.append({"phase": PREFILL if at.phase == "prefill" else DECODE, "ids": [], "weights": [], "guess": [], "guessed": []})
+        if not self._passes:
+            return  # recording began in the middle of a pass
+        now = self._passes[-1]
+        now["ids"].append(_array(rows.topk_ids, np.int16))
+        now["weights"].append(_array(rows.topk_weights, np.float16))
+        if at.layer == 0:
+            now["guess"].append(np.full_like(now["ids"][0], -1))
+            now["guessed"].append(np.zeros_like(now["weights"][0]))
+        if next_router is not None:
+            ids, weights = next_router(rows.x)
+            now["guess"].append(_array(ids, np.int16))
+            now["guessed"].append(_array(weights, np.float16))
+
+    def trace(self, *, dataset: str = "", licence: str = "") -> Trace:
+        """What was recorded, whole passes only. Raises ValueError if there is none, or the rows do not divide by `requests`."""
+        layers = max((len(p["ids"]) for p in self._passes), default=0)
+        whole = [p for p in self._passes if len(p["ids"]) == layers]
+        if not whole:
+            raise ValueError("nothing was recorded: run the model with the recorder in place")
+        parts: dict[str, list[np.ndarray]] = {k: [] for k in ("ids", "weights", "guess", "guessed", "step", "request", "position", "phase")}
+        seen = 0
+        for number, one in enumerate(whole):
+            tokens = one["ids"][0].shape[0]
+            if tokens % self.requests:
+                raise ValueError(f"a pass of {tokens} rows does not divide into {self.requests} requests")
+            length = tokens // self.requests
+            for key in ("ids", "weights", "guess", "guessed"):
+                parts[key].append(np.stack(one[key], 1))
+            parts["step"].append(np.full(tokens, number, np.int32))
+            parts["request"].append(np.repeat(np.arange(self.requests, dtype=np.int32), length))
+            parts["position"].append(np.tile(np.arange(seen, seen + length, dtype=np.int32), self.requests))
+            parts["phase"].append(np.full(tokens, one["phase"], np.uint8))
+            seen += length
+        joined = {key: np.concatenate(value) for key, value in parts.items()}
+        meta = {"schema": SCHEMA, "model": self.model, "experts": self.experts, "top_k": joined["ids"].shape[2], "layer_ids": list(range(layers)),
+                "dataset": dataset, "seed": None, "generator": None, "licence": licence}
+        return Trace(joined["ids"], joined["step"], joined["request"], joined["position"], joined["phase"], meta, joined["weights"],
+                     joined["guess"], joined["guessed"], source=f"recorded from {self.model}")
+
+
+def _array(tensor, dtype) -> np.ndarray:
+    return tensor.detach().cpu().float().numpy().astype(dtype)

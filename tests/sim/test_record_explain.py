@@ -1,0 +1,60 @@
+"""A recorded trace replays as the run it came from; an explanation says what a timeline holds and what was best."""
+
+import json
+
+import pytest
+
+import apexk
+from apexk import hardware
+from apexk.cli import main
+from apexk.demo import model as demo
+from apexk.sim import trace
+from apexk.sim.demand import demand_of
+from apexk.sim.record import Recorder
+from apexk.sim.run import simulate
+
+
+@pytest.mark.parametrize("policy", ["apex", "post_fetch", "mixtral_offloading", "hybrimoe", "fixed_p(p=2)", "fiddler_original(threshold=1)"])
+def test_simulating_a_recorded_run_is_the_run(trained, tmp_path, policy):
+    """Virtual run with tensors against the simulation of its routing: hits, copies, bytes and time, phase by phase."""
+    model, tokenizer = trained()
+    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=8)) as handle:
+        shape = handle.engine.shape
+        recorder = Recorder(4, shape.experts, "demo")
+        handle.engine.recorder = recorder
+        demo.generate(model, tokenizer, demo.prompts(4, seed=2), 6)
+        ran, size = handle.engine.totals, handle.engine.bytes_per_expert
+    made = trace.read(trace.write(recorder.trace(), tmp_path / "a.trace.npz"))
+    assert (made.layers, made.experts) == (shape.layers, shape.experts)
+    totals = simulate(demand_of(made), hardware.load("a6000-paper"), policy, 8, warmup=0).totals
+    for phase in ("prefill", "decode"):
+        a, b = ran[phase], totals[phase]
+        assert b.steps > 0
+        for name in ("steps", "layers", "tokens", "active", "hits", "exact", "speculative", "used", "abandoned", "cpu_experts", "cpu_pairs"):
+            assert getattr(a, name) == getattr(b, name), (phase, name)
+        assert a.bytes // size == b.bytes // 6291456
+        assert a.step_ms == pytest.approx(b.step_ms)
+
+
+def test_record_verb(tmp_path, capsys):
+    path = tmp_path / "a.trace.npz"
+    assert main(["trace", "record", str(path), "--batch", "2", "--tokens", "4"]) == 0
+    made = trace.read(path)
+    assert made.step.max() == 3 and (made.phase == 0).sum() > (made.phase == 1).sum() == 2 * 3
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        Recorder(1, 4, "m").trace()
+
+
+def test_explain(tmp_path, capsys):
+    out = tmp_path / "e.json"
+    assert main(["explain", "--step", "5", "--layer", "3", "--batch", "8", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    loads = [n for _, n in found["missed"]]
+    assert loads == sorted(loads, reverse=True)
+    assert found["choice"]["copied"] == [e for e, _ in found["missed"]][: found["choice"]["p"]]
+    chosen = found["true_paths"][found["choice"]["p"]]
+    assert [found["measured"]["cpu_ms"], found["measured"]["gpu_ms"]] == pytest.approx(chosen, abs=1e-5)
+    assert max(found["true_paths"][found["oracle"]["p"]]) == min(max(pair) for pair in found["true_paths"])
+    assert "oracle" in capsys.readouterr().out
+    assert main(["explain", "--step", "5", "--layer", "99"]) == 2
+    assert "steps 0..5 and layers 0..39" in capsys.readouterr().err
