@@ -1,0 +1,156 @@
+"""Bad input is refused with what came and what was wanted, and the model stays as it was; what would be silently wrong
+while a model is swapped is refused too."""
+
+import threading
+
+import pytest
+import torch
+from hf_models import native_threads, tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import apexk
+from apexk.testing.tiny import tiny as tiny_family
+
+
+def dense():
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
+
+
+def quantised():
+    model = tiny()
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        experts.gate_up_proj = torch.nn.Parameter(experts.gate_up_proj.to(torch.float8_e4m3fn), requires_grad=False)
+    return model
+
+
+def marked_quantised():
+    model = tiny()
+    model.config.quantization_config = {"quant_method": "fp8"}
+    return model
+
+
+def on_meta():
+    return tiny().to("meta")
+
+
+BAD_MODELS = [
+    (dense, {}, "dense"),
+    (lambda: tiny_family("dbrx"), {}, "does not know.*qwen3_moe"),
+    (lambda: torch.nn.Linear(2, 2), {}, "no Hugging Face model"),
+    (lambda: tiny(mlp_only_layers=[0, 1]), {}, "every layer"),
+    (lambda: tiny(hidden_act="relu"), {}, "experts apply"),
+    (quantised, {}, "quantised"),
+    (marked_quantised, {}, "quantised"),
+    (on_meta, {}, "meta"),
+    (lambda: tiny().double(), {}, "float64"),
+    (tiny, {"pool": 5}, "pool is 5.*4 experts"),
+    (tiny, {"hardware": "h900"}, "a6000-paper"),
+    (tiny, {"popularity": [[1, 2, 3, 4]]}, "popularity"),
+    (tiny, {"timeline": "/nonexistent/folder/t.jsonl"}, "nonexistent"),
+]
+
+
+@pytest.mark.parametrize(("make", "config", "said"), BAD_MODELS, ids=lambda v: getattr(v, "__name__", str(v))[:30])
+def test_bad_input_is_refused_and_changes_nothing(make, config, said):
+    model = make()
+    before, threads = list(vars(model)), native_threads()
+    pointers = [p.data_ptr() for p in model.parameters()]
+    with pytest.raises((ValueError, TypeError, OSError), match=f"(?s){said}"):
+        apexk.swap(model, apexk.ApexConfig(**config))
+    assert list(vars(model)) == before and [p.data_ptr() for p in model.parameters()] == pointers
+    assert native_threads() == threads and threading.active_count() >= 1
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"policy": "best"}, "apex"),
+        ({"pool": -1}, "pool"),
+        ({"pool": 2.5}, "pool"),
+        ({"pool": True}, "pool"),
+        ({"threads": 0}, "threads"),
+        ({"device": "tpu"}, "virtual"),
+        ({"arithmetic": "exact"}, "arithmetic"),
+        ({"in_flight": "wait"}, "in_flight"),
+        ({"cost": "cubic"}, "cost"),
+        ({"utility_decay": 1.5}, "utility_decay"),
+        ({"rate_ema": "often"}, "rate_ema"),
+        ({"resident_first": "no"}, "resident_first"),
+    ],
+    ids=str,
+)
+def test_bad_config(config, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        apexk.ApexConfig(**config)
+
+
+def test_swapping_twice_is_refused():
+    model = tiny()
+    with apexk.swap(model, apexk.ApexConfig(pool=1)):
+        with pytest.raises(RuntimeError, match="already"):
+            apexk.swap(model)
+    apexk.swap(model).restore()
+
+
+def test_config_of_the_wrong_type():
+    with pytest.raises(TypeError, match="ApexConfig"):
+        apexk.swap(tiny(), {"pool": 2})
+
+
+def test_shared_experts_are_refused():
+    model = tiny()
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    second.gate_up_proj = first.gate_up_proj
+    with pytest.raises(ValueError, match="share"):
+        apexk.swap(model)
+
+
+def test_a_used_handle_is_refused():
+    handle = apexk.swap(tiny(), apexk.ApexConfig(pool=2))
+    handle.restore()
+    with pytest.raises(RuntimeError, match="restored"), handle:
+        pass
+
+
+def test_two_runs_into_one_timeline_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    model = tiny()
+    with apexk.swap(tiny(), apexk.ApexConfig(pool=2, timeline=path)):
+        with pytest.raises(OSError, match="another run"):
+            apexk.swap(model, apexk.ApexConfig(pool=2, timeline=path))
+        apexk.swap(model, apexk.ApexConfig(pool=2)).restore()
+    assert path.exists()
+
+
+def test_training_is_refused_and_a_bare_forward_works():
+    model, ids = tiny(), torch.arange(6)[None]
+    with apexk.swap(model, apexk.ApexConfig(pool=2)):
+        assert model(ids).logits.shape == (1, 6, 64), "eval mode outside no_grad"
+        model.train()
+        with pytest.raises(RuntimeError, match="eval"):
+            model(ids)
+        model.eval()
+
+
+def test_a_backward_pass_is_refused():
+    """A gradient through detached experts would be silently wrong."""
+    model, ids = tiny(), torch.arange(6)[None]
+    with apexk.swap(model, apexk.ApexConfig(pool=2)):
+        loss = model(ids, labels=ids).loss
+        with pytest.raises(RuntimeError, match="inference"):
+            loss.backward()
+    model(ids, labels=ids).loss.backward()
+    assert model.model.layers[0].mlp.experts.down_proj.grad is not None
+
+
+def test_weights_replaced_while_swapped_are_noticed():
+    model, ids = tiny(), torch.arange(6)[None]
+    handle = apexk.swap(model, apexk.ApexConfig(pool=2))
+    model.to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match="restore first"), torch.no_grad():
+        model(ids)
+    handle.restore()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}, "the user's change stays"
+    with torch.no_grad():
+        model(ids)
