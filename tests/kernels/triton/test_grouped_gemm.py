@@ -51,8 +51,9 @@ def test_own_tiles(op, dtype, guard, rng, close):
 
 
 @pytest.mark.parametrize("tile", [
-    Tile(16, 16, 16, 4, 2), Tile(32, 32, 64, 4, 2), Tile(64, 128, 128, 4, 2), Tile(16, 64, 32, 4, 2, swap_ab=True),
-    Tile(16, 32, 32, 4, 2, group_m=2), Tile(16, 32, 32, 4, 2, group_m=8),
+    pytest.param(Tile(16, 16, 16, 4, 2), marks=pytest.mark.slow), Tile(32, 32, 64, 4, 2), Tile(64, 128, 128, 4, 2),
+    Tile(16, 64, 32, 4, 2, swap_ab=True), Tile(16, 64, 64, 4, 2, group_m=2),
+    pytest.param(Tile(16, 32, 32, 4, 2, group_m=8), marks=pytest.mark.slow),
 ], ids=["smallest", "wider", "past_every_size", "swapped", "pairs_of_tiles", "all_tiles_in_a_group"])  # fmt: skip
 def test_tile_shapes(tile, guard, rng, close):
     x, w, offsets = inputs(LOADS["tile_edges"], 48, 96, torch.float16, guard, rng)

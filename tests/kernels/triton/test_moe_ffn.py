@@ -9,7 +9,9 @@ from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
 from apexk.kernels.triton.reference import ACTIVATIONS, moe_ffn_ref
 from apexk.kernels.triton.tune import LayerTiles, Tile
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SLOW = pytest.mark.slow
+# bfloat16 always, the others in the full run: the interpreter takes a second a layer
+DTYPES = [pytest.param(torch.float32, marks=SLOW), pytest.param(torch.float16, marks=SLOW), torch.bfloat16]
 TILES = LayerTiles(Tile(16, 64, 32, 4, 2), Tile(16, 32, 64, 4, 2))  # two blocks along K, and along N where it matters
 SWAPPED = LayerTiles(Tile(16, 64, 32, 4, 2, swap_ab=True), Tile(16, 32, 64, 4, 2, swap_ab=True))
 
@@ -67,7 +69,7 @@ def test_fp32_equals_reference(case, make_layer, close):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.parametrize("case", ["sizes_of_no_block", "tail_along_k", "all_to_one", "a_row_over_a_tile", "padding"])
+@pytest.mark.parametrize("case", ["sizes_of_no_block", "tail_along_k", "all_to_one", "padding"])
 def test_half_precision_equals_reference(case, dtype, make_layer, close):
     layer = make_layer(**CASES[case], dtype=dtype)
     close(run(layer), reference(layer), dtype)

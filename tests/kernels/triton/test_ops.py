@@ -51,6 +51,7 @@ def test_values_are_those_of_the_plain_functions(layer):
     assert torch.equal(torch.ops.apexk.unpermute(moved, rows, layer.weights), unpermute_ref(moved, rows, layer.weights, 4))
 
 
+@pytest.mark.slow
 def test_a_layer_is_one_graph(layer, close):
     """torch.compile with fullgraph and torch.export both take a function that calls the operators."""
 
