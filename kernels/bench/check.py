@@ -11,6 +11,7 @@ import torch
 
 from apexk.kernels.triton import reference as ref
 
+from . import machine
 from .registry import DTYPE_NAMES, TOLERANCE, relative_error
 
 # T, topk, H, I, experts, resident: less than a tile; one token of odd sizes; a prefill tile and more for one expert
@@ -64,13 +65,12 @@ def main(argv=None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        import triton
-    except ImportError:
+    version = machine.facts()["versions"]["triton"]
+    if version is None:
         print("Triton is not installed: pip install 'triton>=3.6'", file=sys.stderr)
         return 3
     where = torch.cuda.get_device_name(0) if device == "cuda" else "the interpreter, which cannot do bfloat16"
-    print(f"triton {triton.__version__} on {where}")
+    print(f"triton {version} on {where}")
     dtypes = (torch.float32, torch.float16) + ((torch.bfloat16,) if device == "cuda" else ())
     failed = 0
     for name, sizes in LAYERS.items():
