@@ -39,7 +39,7 @@ def grouped(layer):
     return routing.rows.to(layer.ids.device), routing.offsets.to(layer.ids.device)
 
 
-def test_values_are_those_of_the_plain_functions(layer):
+def test_values_are_those_of_the_plain_functions(layer, close):
     rows, _ = grouped(layer)
     routing, ids = unpack(torch.ops.apexk.route(layer.ids, layer.slot_of, 4, 16), 8, 4, 4, 16)
     assert torch.equal(routing.rows, rows) and torch.equal(ids, layer.ids.flatten().int())
@@ -48,7 +48,8 @@ def test_values_are_those_of_the_plain_functions(layer):
         assert torch.equal(got, want)
     moved = torch.ops.apexk.permute(layer.x, rows, 2)
     assert torch.equal(moved, permute_ref(layer.x, rows, 2))
-    assert torch.equal(torch.ops.apexk.unpermute(moved, rows, layer.weights), unpermute_ref(moved, rows, layer.weights, 4))
+    back = torch.ops.apexk.unpermute(moved, rows, layer.weights)
+    close(back, unpermute_ref(moved, rows, layer.weights, 4), torch.float16)  # a GPU fuses the product into the sum
 
 
 @pytest.mark.slow
