@@ -100,7 +100,7 @@ class VirtualDevice:
             self.halves.poison(copy.layer, copy.slot)
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Span:
-        pairs = sum(loads[e] for e in experts)
+        pairs = sum([loads[e] for e in experts])
         if self.halves and experts:
             self.halves.run_host(at.layer, rows, experts)
         return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=experts, tokens=pairs,
@@ -116,7 +116,7 @@ class VirtualDevice:
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Span]) -> Span:
         first, self._launched = self._launched != at, at
-        pairs = sum(loads[e] for e in slots)
+        pairs = sum([loads[e] for e in slots])
         if self.halves:
             self.halves.run_slots(at.layer, rows, slots)
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
@@ -180,6 +180,8 @@ class VirtualDevice:
     def _record_copy(self, kind: str, at: At, layer: int, expert: int, slot: int, span: Span) -> None:
         if self.halves:
             self.halves.fill(layer, expert, slot)
+        if not self.timeline.active:
+            return
         self._row(kind, "h2d", at, span, layer=layer, bytes=self._bytes, experts=[expert], names=(accesses.copy, layer, expert, slot))
 
     def _row(self, kind: str, lane: str, at: At, span: Span, *, layer: int | None = None, names: tuple = (), **facts) -> None:

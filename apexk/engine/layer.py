@@ -44,7 +44,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     _record_plan(engine, view, plan)
 
     unassigned = max(plan.estimates[0]) if plan.estimates else None
-    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum(loads[e] for e in plan.cpu), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned)
+    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum([loads[e] for e in plan.cpu]), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned)
     if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
         events.host = device.run_host(at, rows, plan.cpu, loads)
     in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))
@@ -144,7 +144,7 @@ def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int,
     after = wait_for(*(slots[slot].written for slot in places.values()))
     event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
     events.launches.append((len(experts), event))
-    events.gpu_pairs += sum(loads[e] for e in experts)
+    events.gpu_pairs += sum([loads[e] for e in experts])
 
 
 def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> Ticket | None:
@@ -167,9 +167,9 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
 def _count(engine: Engine, view: RouteView, plan: Plan, copies: int) -> None:
     totals = engine.totals[view.phase]
     totals.active += len(view.loads)
-    totals.hits += len(view.loads.keys() & view.resident)
+    totals.hits += sum(map(view.resident.__contains__, view.loads))
     totals.exact += copies
     totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert
     totals.cpu_experts += len(plan.cpu)
-    totals.cpu_pairs += sum(view.loads[e] for e in plan.cpu)
+    totals.cpu_pairs += sum([view.loads[e] for e in plan.cpu])

@@ -52,6 +52,8 @@ class LayerUtility:
         self._reach(step + 1)
         value, updated, active, powers = self.value, self.updated, self.active, self.powers
         ranked = [(value[e] * powers[step - updated[e]], active[e], e) for e in candidates]
+        if count == 1:
+            return (min(ranked)[2],) if ranked else ()
         return _first(ranked, count)
 
     def _reach(self, exponent: int) -> None:

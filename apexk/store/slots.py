@@ -26,6 +26,7 @@ class Slots:
         self.slots = [Slot() for _ in range(capacity)]
         self._of: dict[int, int] = {}
         self._loading: set[int] = set()
+        self._free = set(range(capacity))
 
     @property
     def capacity(self) -> int:
@@ -39,9 +40,7 @@ class Slots:
         return frozenset(self._loading)
 
     def free(self) -> list[int]:
-        if len(self._of) == len(self.slots):
-            return []
-        return [i for i, slot in enumerate(self.slots) if slot.expert is None]
+        return sorted(self._free)
 
     def slot_of(self, expert: int) -> int:
         return self._of[expert]
@@ -56,6 +55,7 @@ class Slots:
             raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be evicted: {self._say(expert)}")
         del self._of[expert]
         self.slots[slot].expert = None
+        self._free.add(slot)
         return slot
 
     def begin(self, expert: int, slot: int, written: Any) -> None:
@@ -66,6 +66,7 @@ class Slots:
             raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert}")
         self._of[expert] = slot
         self._loading.add(expert)
+        self._free.discard(slot)
         state = self.slots[slot]
         state.expert, state.loading, state.written = expert, True, written
 
@@ -84,6 +85,7 @@ class Slots:
         slot = self._of.pop(expert)
         self._loading.discard(expert)
         self.slots[slot].expert, self.slots[slot].loading = None, False
+        self._free.add(slot)
         return slot
 
     def _say(self, expert: int) -> str:
