@@ -61,6 +61,7 @@ setup(
         "apexk.demo": ["data/*"],
         "apexk.hardware": ["*.json"],
         "apexk.paper": ["*.json"],
+        "apexk.kernels.aot": ["kept/*.jsonl"],
         "apexk.kernels.cpu": ["src/*", "include/*"],
     },
     install_requires=["torch>=2.11", "transformers>=5.17", "safetensors>=0.5", "numpy", "nvtx>=0.2.11"],

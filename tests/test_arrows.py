@@ -28,7 +28,7 @@ ALLOWED = {
     "apexk/engine/": {"torch", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.nvtx"},
     "apexk/hf/": {"torch", "transformers", "apexk.kernels", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
                   "apexk.hardware", "apexk.nvtx"},
-    "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.policy"},
+    "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.hardware", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
     "apexk/sim/": {"numpy", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},
     "apexk/sim/inspect.py": {"numpy", "matplotlib"},

@@ -1,6 +1,6 @@
 """Compare every Triton kernel with its reference on small layers: on the GPU if there is one, else in the interpreter.
 
-`main` is `apexk kernels triton`. The test suite goes much further; this is for a machine that has only the package.
+`main` is `apexk kernels triton --check`. The test suite goes much further; this is for a machine that has only the package.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def check_layer(sizes, dtype, device) -> dict:
 
 
 def main(argv=None) -> int:
-    argparse.ArgumentParser(prog="apexk kernels triton", description=__doc__.split("\n\n")[0]).parse_args(argv)
+    argparse.ArgumentParser(prog="apexk kernels triton --check", description=__doc__.split("\n\n")[0]).parse_args(argv)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"

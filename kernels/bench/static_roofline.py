@@ -81,7 +81,7 @@ def rows(target: int, dtype=torch.bfloat16):
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels roofline", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="apexk kernels triton --roofline", description=__doc__.split("\n\n")[0])
     parser.add_argument("--target", type=int, default=86, help="compute capability, 86 for 8.6 (default)")
     args = parser.parse_args(argv)
     print(f"{'model':18} {'T':>5} {'kernel':8} {'weights MB':>11} {'x least':>8} {'rows MB':>9} {'GFLOP':>9} {'x least':>8}")

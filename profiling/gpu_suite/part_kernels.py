@@ -4,7 +4,10 @@ CPU's on the host. Everything that must not be read is NaN."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -75,6 +78,22 @@ def host_ffn(context: Context) -> dict:
                 host.run(x, blocks, ids, weights, chosen, got, intermediate=inter)
                 errors[f"{name}, {_short(dtype)}"] = _compare(got, want, dtype)
         return {"isa": host.isa, "threads": host.threads, **errors}
+
+
+@piece("kernels")
+def timings(context: Context) -> dict:
+    """Every benchmark case that runs on a GPU: median ms and percent of its measured roof."""
+    if context.virtual:
+        raise Skip("kernels are timed on a GPU only")
+    from apexk.kernels.bench import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        code = run.main(["--device", "cuda", "--budget", "0.3", "--jsonl", str(path)])
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert code == 0, f"the benchmark runner ended with {code}"
+    timed = [row for row in rows if "percent_of_roof" in row]
+    return {row["name"]: f"{row['p50_ns'] / 1e6:.4f} ms, {row['percent_of_roof']:.1f} % of {row['roof']}" for row in timed}
 
 
 def build_native() -> None:
