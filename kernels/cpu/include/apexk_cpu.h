@@ -52,8 +52,11 @@ typedef struct apexk_ffn_call {
   int32_t biases, weight_on_input; /* 0 or 1 */
 } apexk_ffn_call;
 
-typedef struct apexk_pool apexk_pool; /* threads and scratch memory; one owner */
-typedef struct apexk_job apexk_job;   /* one submitted call */
+/* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 96
+ * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads, some more with many), and 100 KiB + 16
+ * bytes per element of the longer row for each thread. It does not grow with the tokens; the next job uses it again. */
+typedef struct apexk_pool apexk_pool;
+typedef struct apexk_job apexk_job; /* one submitted call */
 typedef void (*apexk_done_fn)(void *user, apexk_status status);
 
 /* Starts `threads` threads (0: the default). `isa` NULL or empty: the best that this machine runs. */

@@ -46,6 +46,18 @@ def test_more_tokens_than_one_unit(case, ffn):
     one.check(one.run(ffn))
 
 
+@pytest.mark.parametrize("tokens, hidden, intermediate, experts, topk", [
+    pytest.param(5000, 8, 16, 4, 1, id="tokens beyond any preset"),
+    pytest.param(3, 16, 8, 512, 8, id="many experts, few chosen"),
+    pytest.param(5, 32, 32, 6, 6, id="every token to every expert"),
+    pytest.param(7, 48, 32, 1, 1, id="one expert"),
+    pytest.param(2, 1408, 264, 2, 1, id="a real width"),
+])  # fmt: skip
+def test_extents(case, ffn, tokens, hidden, intermediate, experts, topk):
+    one = case(tokens, hidden, intermediate, experts=experts, topk=topk)
+    one.check(one.run(ffn))
+
+
 def test_more_units_than_the_ring(case, ffn):
     """Packed activations share a ring of buffers: units beyond it wait for the first ones to be read."""
     one = case(64, 32, 32, experts=60, topk=8)
