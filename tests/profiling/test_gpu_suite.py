@@ -25,7 +25,8 @@ def test_virtual_kernels(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(out.read_text())
     assert report["schema"] == "apexk.gpu-suite/1" and report["virtual"]
-    assert {r["name"]: r["status"] for r in report["results"]} == dict.fromkeys(("grouped_ffn", "combine_rows", "host_ffn"), "ok")
+    status = {r["name"]: r["status"] for r in report["results"]}
+    assert status == dict.fromkeys(("grouped_ffn", "combine_rows", "host_ffn"), "ok") | {"timings": "skipped"}
     assert report["environment"]["packages"]["torch"]
 
 
