@@ -61,6 +61,7 @@ setup(
         "apexk.demo": ["data/*"],
         "apexk.hardware": ["*.json"],
         "apexk.paper": ["*.json"],
+        "apexk.sim": ["samples/*"],
         "apexk.kernels.aot": ["kept/*.jsonl"],
         "apexk.kernels.cpu": ["src/*", "include/*"],
     },

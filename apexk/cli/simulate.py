@@ -14,7 +14,7 @@ from apexk.cli.progress import bar, table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is routed")
-    what.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz; may be given again")
+    what.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz or sample:NAME; may be given again")
     what.add_argument("--preset", default="mmlu-like", help="comma-separated generator presets, if there is no --trace (default: mmlu-like)")
     what.add_argument("--model", default="qwen3_5", help="model of the generated trace: qwen3_5, qwen3_next, glm_4_5_air")
     what.add_argument("--batch", default="16", help="comma-separated tokens a step (default: 16)")

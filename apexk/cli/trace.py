@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.set_defaults(act=_generate)
 
     seen = actions.add_parser("stats", help="set sizes, skew, reuse and prediction recall, by layer")
-    seen.add_argument("trace", type=Path)
+    seen.add_argument("trace", help="a .trace.npz, or sample:NAME")
     seen.add_argument("--layers", action="store_true", help="a line per layer")
     seen.add_argument("--json", type=Path, metavar="OUT")
     seen.add_argument("--plot", type=Path, metavar="PNG")
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heard.add_argument("--batch", type=int, default=8)
     heard.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default: 32)")
     heard.add_argument("--seed", type=int, default=0, help="draws the prompts (default: 0)")
+    heard.add_argument("--licence", default="", help="licence of the model and the text")
     heard.set_defaults(act=_record)
 
     given = actions.add_parser("export", help="to Parquet, one row per token and layer (needs pyarrow)")
@@ -147,7 +148,7 @@ def _record(args: argparse.Namespace) -> int:
         recorder = Recorder(len(texts), handle.engine.shape.experts, str(args.model or "apexk demo"))
         handle.engine.recorder = recorder
         demo.generate(model, tokenizer, texts, args.tokens)
-    made = recorder.trace(dataset=str(args.prompts or f"held-out text, seed {args.seed}"))
+    made = recorder.trace(dataset=str(args.prompts or f"held-out text, seed {args.seed}"), licence=args.licence)
     print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
     return DONE
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 SCHEMA = "apexk.trace/1"
+SAMPLES = Path(__file__).with_name("samples")
 PREFILL, DECODE = 0, 1
 #: array -> (dtype, axes); the first five are required
 ARRAYS = {
@@ -93,11 +94,18 @@ def write(trace: Trace, path: str | Path) -> Path:
     return path
 
 
+def samples() -> list[str]:
+    """Traces that ship with apexk, as `read` takes them: "sample:NAME"."""
+    return sorted(f"sample:{p.name.removesuffix('.trace.npz')}" for p in SAMPLES.glob("*.trace.npz"))
+
+
 def read(path: str | Path) -> Trace:
-    """Reads and checks a trace. Raises `TraceError` with what is missing or wrong."""
+    """Reads and checks a trace, by path or as "sample:NAME". Raises `TraceError` with what is missing or wrong."""
+    if str(path) in samples():
+        path = SAMPLES / (str(path).removeprefix("sample:") + ".trace.npz")
     path = Path(path)
     if not path.is_file():
-        raise TraceError(f"no trace file {path}")
+        raise TraceError(f"no trace file {path}; with apexk come {', '.join(samples())}")
     try:
         with np.load(path, allow_pickle=False) as data:
             found = {name: data[name] for name in data.files}

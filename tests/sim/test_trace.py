@@ -207,3 +207,13 @@ def test_trace_verb(tmp_path, capsys):
     assert "not disjoint" in capsys.readouterr().out
     assert main(["trace", "stats", str(tmp_path / "none.trace.npz")]) == 2
     assert "no trace file" in capsys.readouterr().err
+
+
+def test_samples_ship(capsys):
+    assert trace.samples() == ["sample:demo", "sample:mmlu-like"]
+    for name in trace.samples():
+        found = trace.read(name)
+        assert found.tokens > 100 and found.meta["licence"] and found.predicted_experts is not None
+    assert main(["simulate", "--trace", "sample:demo", "--pool", "8", "--steps", "12", "--warmup", "2", "--jobs", "1", "--no-references"]) == 0
+    with pytest.raises(trace.TraceError, match="sample:demo"):
+        trace.read("sample:nothing")
