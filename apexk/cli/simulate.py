@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show(rows) -> str:
     """The table as a person reads it; all times are modelled."""
-    head = ["policy", "trace", "batch", "hardware", "pool", "tokens/s", "+-", "% clairvoyant", "CPU ms", "GPU ms", "exact", "spec", "hits"]
+    head = ["policy", "trace", "batch", "hardware", "pool", "tokens/s", "+-", "% clairvoyant", "CPU ms", "GPU ms", "estimate off", "exact", "spec", "hits"]
     lines = [head]
     for r in rows:
         m, half = r.mean, r.half["tokens_per_s"]
@@ -71,10 +71,10 @@ def show(rows) -> str:
         share = "-" if r.percent_of_clairvoyant is None else f"{r.percent_of_clairvoyant:.1f}"
         lines.append([r.cell.policy, Path(spec.path).name if spec.path else spec.preset, "-" if spec.path else str(spec.batch),
                       Path(r.cell.machine).stem, str(r.cell.pool), f"{m['tokens_per_s']:.2f}", "-" if half is None else f"{half:.2f}", share,
-                      f"{m['cpu_path_ms_per_layer']:.2f}", f"{m['gpu_path_ms_per_layer']:.2f}", f"{m['exact_per_layer']:.2f}",
+                      f"{m['cpu_path_ms_per_layer']:.2f}", f"{m['gpu_path_ms_per_layer']:.2f}", f"{100 * m['estimate_error']:.2f} %" if m["estimate_error"] else "-", f"{m['exact_per_layer']:.2f}",
                       f"{m['speculative_per_layer']:.2f}", f"{m['hit_rate']:.3f}"])
     speed = sorted(r.mean["layer_steps_per_s"] for r in rows)[len(rows) // 2]
-    return table(lines) + f"\n\nmodelled times; paths, exact and speculative copies per layer; {speed:.0f} layer-steps/s a process (median)"
+    return table(lines) + f"\n\nmodelled times; estimate off: mean of |estimated longer path / taken - 1|; paths, exact and speculative copies per layer; {speed:.0f} layer-steps/s a process (median)"
 
 
 def check_traces(paths: list[str], popularity: str | None) -> None:

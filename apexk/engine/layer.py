@@ -44,7 +44,8 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     _record_plan(engine, view, plan)
 
     unassigned = max(plan.estimates[0]) if plan.estimates else None
-    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum([loads[e] for e in plan.cpu]), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned)
+    estimated = None if plan.est_cpu_ms is None else max(plan.est_cpu_ms, plan.est_gpu_ms)
+    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum([loads[e] for e in plan.cpu]), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned, estimated)
     if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
         events.host = device.run_host(at, rows, plan.cpu, loads)
     in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))

@@ -22,6 +22,7 @@ class LayerEvents:
     last_of_step: bool
     tokens: int
     unassigned_ms: float | None = None  # the plan's estimate for no copy
+    estimated_ms: float | None = None  # and for what it chose
     host: Event | None = None
     launches: list[tuple[int, Event]] = field(default_factory=list)  # (experts, event) of each expert kernel
     copies: list[Event] = field(default_factory=list)  # exact copies, in order
@@ -70,6 +71,9 @@ class Observer:
         self._policy.observe(layer.at.phase, seen)
         totals = self._totals[layer.at.phase]
         totals.layers += 1
+        if layer.estimated_ms is not None and seen.path_ms:
+            totals.estimated += 1
+            totals.estimate_error += abs(layer.estimated_ms / seen.path_ms - 1.0)
         totals.cpu_path_ms += seen.cpu_ms or 0.0
         totals.gpu_path_ms += max((end for _, end in launched), default=layer.routed_ms) - layer.routed_ms
         if layer.last_of_step:

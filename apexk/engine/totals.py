@@ -23,6 +23,8 @@ class Totals:
     abandoned: int = 0  # of those: stopped before they were complete
     cpu_experts: int = 0
     cpu_pairs: int = 0
+    estimated: int = 0  # layers whose plan estimated its paths
+    estimate_error: float = 0.0  # sum over them of |estimated longer path / taken - 1|
     bytes: int = 0  # expert bytes asked of the link, abandoned copies included in full
 
     def report(self) -> dict:
@@ -33,6 +35,7 @@ class Totals:
 
         return asdict(self) | {
             "wasted": self.speculative - self.used,
+            "mean_estimate_error": per(self.estimate_error, self.estimated),
             "hit_rate": per(self.hits, self.active),
             "ms_per_step": per(self.step_ms, self.steps),
             "cpu_path_ms_per_layer": per(self.cpu_path_ms, self.layers),
