@@ -1,21 +1,22 @@
 """The guard: a layer whose copying plans measure slower than no copy at all stops copying for a while.
 
 A cost model can be wrong in ways that its own fit does not show, and public engines have run 8 to 40 times slower than the
-choice they rejected. For each layer and phase an average of measured path over the estimated path without copies is
-kept, over plans that copied. Above `MARGIN` the layer runs without copies for `REST` steps, then tries again; each
-further loss doubles the rest.
+choice they rejected. For each layer and phase the newest ratios of measured path to the estimated path without copies are
+kept, over plans that copied. If their median is above `MARGIN` the layer runs without copies for `REST` steps, then tries
+again; each further loss doubles the rest. The median lets the first steps pass, in which the cost model still learns.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 from .types import Observation, Phase
 
 MARGIN = 0.02  # loss, as a fraction of the path without copies, that is still taken for noise
-SAMPLES = 8  # copying plans before a layer is judged
-WEIGHT = 0.2  # of the newest one
+SAMPLES = 8  # copying plans that a layer is judged by
 REST, LONGEST_REST = 32, 1024  # steps
 
 log = logging.getLogger("apexk.policy")
@@ -25,8 +26,7 @@ log = logging.getLogger("apexk.policy")
 class Watch:
     """One layer in one phase."""
 
-    loss: float = 0.0
-    samples: int = 0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     resting: int = 0
     rest: int = REST
 
@@ -47,13 +47,14 @@ class Guard:
         if not seen.copies or not seen.unassigned_ms or seen.path_ms is None:
             return
         watch = self.watched.setdefault((phase, seen.layer), Watch())
-        loss = seen.path_ms / seen.unassigned_ms - 1.0
-        watch.loss = loss if not watch.samples else (1 - WEIGHT) * watch.loss + WEIGHT * loss
-        watch.samples += 1
-        if watch.samples >= SAMPLES and watch.loss > MARGIN and not watch.resting:
-            log.warning("layer %d, %s: copying plans measure %.0f %% slower than no copy; none for %d steps", seen.layer, phase, 100 * watch.loss, watch.rest)
+        watch.losses.append(seen.path_ms / seen.unassigned_ms - 1.0)
+        if len(watch.losses) < SAMPLES or watch.resting or watch.losses[-1] <= MARGIN:
+            return
+        loss = median(watch.losses)
+        if loss > MARGIN:
+            log.warning("layer %d, %s: copying plans measure %.0f %% slower than no copy; none for %d steps", seen.layer, phase, 100 * loss, watch.rest)
             watch.resting, watch.rest = watch.rest, min(2 * watch.rest, LONGEST_REST)
-            watch.loss, watch.samples = 0.0, 0
+            watch.losses.clear()
 
     def layer_done(self, phase: Phase, layer: int) -> None:
         watch = self.watched.get((phase, layer))

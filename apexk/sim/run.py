@@ -45,11 +45,12 @@ def prior_of(machine: Hardware) -> CostPrior:
 
 def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Policy], pool: int, *, warmup: int = 10, config: dict | None = None,
              timeline: Timeline | None = None, popularity: Sequence[Sequence[float]] | None = None, seed: int = 0,
-             watch: Callable[[Engine, int, int], None] | None = None) -> Run:
+             prior: CostPrior | None = None, watch: Callable[[Engine, int, int], None] | None = None) -> Run:
     """Runs `demand` under `policy` (a name, or a callable that makes one from options) with `pool` slots a layer.
 
     The first `warmup` steps are run and not counted. `config` holds settings of `ApexConfig` (cost, resident_first, ...).
-    `watch(engine, step, layer)` is called after each layer.
+    Cost models start from the hardware file's own costs, or from `prior`. `watch(engine, step, layer)` is called after each
+    layer.
     """
     if not 0 <= pool <= demand.experts:
         raise ValueError(f"pool is {pool} slots per layer, but a layer has {demand.experts} experts: wanted 0..{demand.experts}")
@@ -59,7 +60,7 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     options = policy_options(settings)
     chosen = registry.get(policy, options) if isinstance(policy, str) else policy(options)
     shape = ModelShape(demand.layers, demand.experts, demand.topk)
-    chosen.start(shape, pool, prior_of(machine), demand.popularity if popularity is None else popularity, seed)
+    chosen.start(shape, pool, prior or prior_of(machine), demand.popularity if popularity is None else popularity, seed)
     timeline = timeline or Timeline(None)
     moved = machine.model.get("bytes_per_expert", BYTES_PER_EXPERT)
     device = VirtualDevice(machine, timeline, moved)

@@ -65,3 +65,11 @@ def test_rest_has_a_longest():
 
 def test_the_guard_can_be_left_out():
     assert started("apex(guard=false)").guard is None and started("apex_paper").guard is None
+
+
+def test_a_bad_start_alone_does_not_count():
+    """Three losses, then even: the median of eight stays below the margin."""
+    guard = Guard()
+    for number in range(40):
+        guard.observe("decode", LOSES if number < 3 else replace(LOSES, path_ms=3.0))
+        assert not guard.resting("decode", 1)
