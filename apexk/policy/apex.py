@@ -28,7 +28,8 @@ class Apex(Policy):
     def __init__(self, options: PolicyOptions = DEFAULTS, guard: bool = True, spills: bool = True):
         super().__init__(options)
         self.spills = bool(spills)
-        self.guard = Guard() if guard else None
+        # rates fitted to what was left to the CPU say too little about no copy at all: the guard would judge by a wrong line
+        self.guard = Guard() if guard and options.cost == "affine" else None
 
     @property
     def guarded_layers(self) -> int:

@@ -65,6 +65,7 @@ def test_rest_has_a_longest():
 
 def test_the_guard_can_be_left_out():
     assert started("apex(guard=false)").guard is None and started("apex_paper").guard is None
+    assert started("apex(cost=rates)").guard is None
 
 
 def test_a_bad_start_alone_does_not_count():
