@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
 
-.PHONY: setup demo test test-fast lint gpu clean
+.PHONY: setup demo test test-fast test-sanitize lint gpu clean
 setup: $(READY)
 
 $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
@@ -40,6 +40,11 @@ test: setup
 
 test-fast: setup
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# the CPU kernels' self-test under the address, undefined-behaviour and thread sanitizers; every instruction set, emulated where need be
+test-sanitize: setup
+	@$(BIN)/python kernels/cpu/build.py --sanitize address,undefined
+	@$(BIN)/python kernels/cpu/build.py --sanitize thread
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -8,6 +8,10 @@ import importlib
 
 #: room -> mode -> (module with `main(argv) -> exit code`, what it does)
 MODES = {
+    "cpu": {
+        "check": ("apexk.kernels.bench.check_cpu", "compare every instruction set of this machine with the float64 reference"),
+        "bench": ("apexk.kernels.bench.run", "check, then time beside torch, against measured roofs"),
+    },
     "triton": {
         "check": ("apexk.kernels.bench.check", "compare every Triton kernel with its reference, on the GPU or in the interpreter"),
         "aot": ("apexk.kernels.aot.gate", "compile for named GPUs: registers, spills, shared memory, SASS counts"),
@@ -37,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if len(asked) != 1:
         raise ValueError(f"apexk kernels {args.part} wants one of {', '.join('--' + mode for mode in modes)}")
     rest = [word for word in args.rest if word != f"--{asked[0]}"]
-    if asked == ["bench"] and args.part == "triton":
-        rest += ["--device", "cuda"]
+    if asked == ["bench"]:
+        named = any(word.startswith("cpu_ffn") for word in rest)
+        rest = [*rest, "--device", "cuda"] if args.part == "triton" else rest if named else ["cpu_ffn/*", *rest]
     return importlib.import_module(modes[asked[0]][0]).main(rest)

@@ -61,9 +61,19 @@ def all_cases() -> list[Case]:
 
 
 def select(cases: Iterable[Case], patterns) -> list[Case]:
-    """Cases whose name matches any pattern (* and ?; a plain word matches anywhere); all where there is no pattern."""
-    wanted = [p if any(c in p for c in "*?[") else f"*{p}*" for p in patterns]
-    return [c for c in cases if not wanted or any(fnmatch.fnmatchcase(c.name, p) for p in wanted)]
+    """The cases that are asked for; all where there is no pattern. A case's full name is that case alone, * and ? match as
+    in file names, any other word matches anywhere. ValueError names the patterns that match nothing."""
+    cases = list(cases)
+    if not patterns:
+        return cases
+    names, chosen = [case.name for case in cases], set()
+    for pattern in patterns:
+        wild = pattern if pattern in names or any(c in pattern for c in "*?[") else f"*{pattern}*"
+        found = {name for name in names if name == pattern} or {name for name in names if fnmatch.fnmatchcase(name, wild)}
+        if not found:
+            raise ValueError(f"no benchmark case matches {pattern!r}; --list shows them all")
+        chosen |= found
+    return [case for case in cases if case.name in chosen]
 
 
 def relative_error(got, want) -> float:

@@ -28,14 +28,18 @@ def main(argv=None) -> int:
     if args.table:
         print(markdown(read_rows(args.table)), end="")
         return DONE
-    cases = select(all_cases(), args.case)
+    try:
+        cases = select(all_cases(), args.case)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return MISUSE
     if args.device:
         cases = [case for case in cases if case.device == args.device]
     if args.list:
         print("\n".join(case.name for case in cases))
         return DONE
     if not cases:
-        print("no case matches; --list shows them all", file=sys.stderr)
+        print(f"none of these cases runs on {args.device}; --list shows them all", file=sys.stderr)
         return MISUSE
     here = [case for case in cases if case.device == "cpu" or torch.cuda.is_available()]
     missing = len(cases) - len(here)

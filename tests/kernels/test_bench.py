@@ -52,7 +52,10 @@ def test_select():
     cases = all_cases()
     assert {c.op for c in select(cases, ["combine"])} == {"combine"}
     assert [c.name for c in select(cases, ["moe_ffn/*/cpu/*/1"])] == ["moe_ffn/torch-loop/cpu/fp32/tiny/1"]
-    assert select(cases, []) == cases and select(cases, ["nothing-like-it"]) == []
+    assert [c.name for c in select(cases, ["moe_ffn/torch-loop/cpu/fp32/tiny/1"])] == ["moe_ffn/torch-loop/cpu/fp32/tiny/1"]
+    assert select(cases, []) == cases
+    with pytest.raises(ValueError, match="nothing-like-it"):
+        select(cases, ["combine", "nothing-like-it"])
 
 
 def test_a_row_holds_what_is_needed_to_repeat_it(monkeypatch, tmp_path, capsys):
