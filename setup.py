@@ -71,6 +71,7 @@ setup(
         "cuda12": ["triton>=3.6", "cupy-cuda12x"],
         "cuda13": ["triton>=3.6", "cupy-cuda13x"],
         "plots": ["matplotlib"],
+        "parquet": ["pyarrow"],
         "test": ["pytest", "hypothesis", "triton>=3.6", "matplotlib", "ruff", "build"],
     },
     entry_points={"console_scripts": ["apexk=apexk.cli:main"]},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from apexk import hardware
 from apexk.paper.measure import HARDWARE, Get
 from apexk.paper.rows import PaperRow, number, statement
-from apexk.sim.cells import EXPERT_BYTES
+from apexk.sim.cells import EXPERT_BYTES, TraceSpec, demand
 from apexk.sim.generate import MODELS
 
 PURE_GPU = "fixed_p(p=256, keep=false)"
@@ -52,7 +54,11 @@ def fig1(get: Get) -> list[PaperRow]:
 def fig3a(get: Get) -> list[PaperRow]:
     """Activated experts by batch and the spread of their loads. The paper shows one layer; its sets are smaller than any preset gives."""
     note = "mean over layers and steps; the paper shows one layer and batch"
-    return [number("fig3a", f"fig3a.activated.b{b}", get("no_assign", 64, b)["active_per_layer"], note=note) for b in (8, 16, 24)]
+    rows = [number("fig3a", f"fig3a.activated.b{b}", get("no_assign", 64, b)["active_per_layer"], note=note) for b in (8, 16, 24)]
+    loads = [layer.values() for step in demand(TraceSpec(batch=24, steps=8)).steps for layer in step.loads]
+    for name, ours in (("min", fmean(min(n) for n in loads)), ("max", fmean(max(n) for n in loads))):
+        rows.append(number("fig3a", f"fig3a.load_{name}.b24", ours, note=note))
+    return rows
 
 
 def fig3b(get: Get) -> list[PaperRow]:

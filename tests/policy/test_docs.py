@@ -1,6 +1,7 @@
 """The documented example runs as it stands."""
 
 import re
+import sys
 from pathlib import Path
 
 from apexk.policy.kit import check_policy
@@ -13,10 +14,12 @@ def test_the_example_passes_the_kit(tmp_path, monkeypatch, capsys):
     assert len(source.splitlines()) <= 30
     (tmp_path / "my_policies.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_policies", raising=False)
     from apexk.cli import main
     from apexk.policy import get
 
     made = type(get("my_policies:HalfAndHalf"))
     assert check_policy(made, traces=60).copies > 0
     code = main(["simulate", "--steps", "4", "--warmup", "1", "--batch", "2", "--jobs", "1", "--policy", "my_policies:HalfAndHalf", "--no-references"])
+    monkeypatch.delitem(sys.modules, "my_policies")
     assert code == 0 and "my_policies:HalfAndHalf" in capsys.readouterr().out
