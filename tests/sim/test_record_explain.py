@@ -8,13 +8,18 @@ import apexk
 from apexk import hardware
 from apexk.cli import main
 from apexk.demo import model as demo
+from apexk.policy import names
 from apexk.sim import trace
 from apexk.sim.demand import demand_of
 from apexk.sim.record import Recorder
 from apexk.sim.run import simulate
 
 
-@pytest.mark.parametrize("policy", ["apex", "post_fetch", "mixtral_offloading", "hybrimoe", "fixed_p(p=2)", "fiddler_original(threshold=1)"])
+QUICK = ("apex", "post_fetch", "mixtral_offloading", "fiddler_original(threshold=1)")
+REST = [*(n for n in names() if n not in QUICK), "apex(cost=rates)", "fixed_p(p=3, keep=false)"]
+
+
+@pytest.mark.parametrize("policy", [*QUICK, *(pytest.param(spec, marks=pytest.mark.slow) for spec in REST)])
 def test_simulating_a_recorded_run_is_the_run(trained, tmp_path, policy):
     """Virtual run with tensors against the simulation of its routing: hits, copies, bytes and time, phase by phase."""
     model, tokenizer = trained()
