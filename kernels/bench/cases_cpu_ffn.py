@@ -32,12 +32,12 @@ def cases():
         for tokens in TOKENS:
             for threads in sorted({1, load().apexk_default_threads()}):
                 for isa in isas:
-                    yield _case(layer, tokens, f"cpu-{isa}", threads, functools.partial(_native, isa=isa, threads=threads))
-                for provider, run in {"torch-loop": _loop, "torch-grouped": _grouped, "torch-fp32": _widened}.items():
+                    yield _case(layer, tokens, f"cpu-{isa}", threads, functools.partial(_native, isa=isa, threads=threads), isa)
+                for provider, run in {"torch-loop": _loop, "torch-grouped-mm": _grouped, "torch-fp32": _widened}.items():
                     yield _case(layer, tokens, provider, threads, functools.partial(_torch, run, threads=threads))
 
 
-def _case(layer, tokens, provider, threads, build):
+def _case(layer, tokens, provider, threads, build, isa=None):
     def make(device):
         inputs = layer_inputs(LAYERS[layer], tokens, torch.bfloat16, device)
         out = torch.full((tokens * LAYERS[layer].topk, LAYERS[layer].hidden), torch.nan)
@@ -45,7 +45,7 @@ def _case(layer, tokens, provider, threads, build):
         return Call(run, lambda: _error(LAYERS[layer], inputs, out), *ffn_work(LAYERS[layer], inputs, torch.bfloat16))
 
     shape = {"layer": layer, "tokens": tokens, "threads": threads}
-    return Case("cpu_ffn", provider, "cpu", torch.bfloat16, shape, make, product=True)
+    return Case("cpu_ffn", provider, "cpu", torch.bfloat16, shape, make, product=True, isa=isa)
 
 
 def _blocks(inputs: LayerInputs) -> torch.Tensor:

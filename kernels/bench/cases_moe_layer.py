@@ -1,7 +1,7 @@
-"""The GPU half of a layer from the router's choice to the summed output, all experts resident: ours, and vLLM's if importable."""
+"""The GPU half of a layer from the router's choice to the summed output, all experts resident: ours, and those of vLLM and
+SGLang where they can be imported; they are no dependencies of this project."""
 
 import importlib
-import importlib.util
 
 import torch
 
@@ -10,6 +10,7 @@ from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref
 from apexk.kernels.triton.shapes import MODELS
 
+from .against import PACKAGES, importable
 from .inputs import ffn_work, layer_inputs
 from .registry import Call, Case, relative_error
 
@@ -17,7 +18,7 @@ TOKENS = (1, 4, 8, 16, 32, 512, 4096)
 
 
 def cases():
-    providers = ["triton"] + (["vllm"] if importlib.util.find_spec("vllm") else [])
+    providers = ["triton", *filter(importable, PACKAGES)]
     for model in ("qwen3.5-35b-a3b", "qwen3-next-80b", "glm-4.5-air"):
         for tokens in TOKENS:
             for provider in providers:
@@ -32,7 +33,7 @@ def _case(model, tokens, provider):
 def _call(shape, tokens, provider, device):
     inputs = layer_inputs(shape, tokens, torch.bfloat16, device)
     out = torch.empty_like(inputs.x)
-    run = (_ours if provider == "triton" else _vllm)(shape, inputs, out)
+    run = {"triton": _ours, "vllm": _vllm, "sglang": _sglang}[provider](shape, inputs, out)
 
     def error():
         pairs, want = torch.zeros(inputs.ids.numel(), shape.hidden, device=device), torch.empty_like(out)
@@ -60,7 +61,15 @@ def _ours(shape, inputs, out):
 
 
 def _vllm(shape, inputs, out):
-    """Its public function, where vLLM is installed; it is no dependency of this project."""
     fused_experts = importlib.import_module("vllm.model_executor.layers.fused_moe").fused_experts
     ids = inputs.ids.int()
     return lambda: out.copy_(fused_experts(inputs.x, inputs.w13, inputs.w2, inputs.weights, ids))
+
+
+def _sglang(shape, inputs, out):
+    moe = "sglang.srt.layers.moe"
+    fused_experts = importlib.import_module(f"{moe}.fused_moe_triton.fused_moe").fused_experts
+    logits = torch.empty(inputs.ids.shape[0], shape.experts, device=out.device)  # part of the argument, not read
+    chosen = importlib.import_module(f"{moe}.topk").StandardTopKOutput(inputs.weights, inputs.ids.int(), logits)
+    settings = importlib.import_module(f"{moe}.moe_runner").MoeRunnerConfig(inplace=False)
+    return lambda: out.copy_(fused_experts(inputs.x, inputs.w13, inputs.w2, chosen, settings))

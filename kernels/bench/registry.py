@@ -37,6 +37,7 @@ class Case:
     make: Callable[[str], Call] = field(hash=False, repr=False)
     product: bool = False  # a matrix product: its compute roof is that of the dtype
     tolerance: float | None = None  # default: by dtype
+    isa: str | None = None  # instruction set, where a case forces one
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
 """Run benchmark cases: check against the reference, then time, then one JSON line each. `main` is `apexk kernels bench`.
 
-A row (schema apexk.bench/1) holds op, provider, device, dtype, shape, p20/p50/p80, flops, bytes, the roof's name, value
-and the percentage of it, the error of the check, and what `machine.py` knows; `command` repeats it.
+A row (schema apexk.bench/1) holds op, provider, device, dtype, shape, p20/p50/p80, flops, bytes, both by second, the
+roof's name, value and the percentage of it, the error of the check, and what `machine.py` knows; `command` repeats it.
+With `--against` the providers' repeats alternate and `ratio_vs` says how many times as long the others took.
 """
 
 import argparse
@@ -13,10 +14,11 @@ import sys
 import torch
 
 from . import machine
+from .against import PACKAGES, add_ratios, choose, competitors
 from .registry import DTYPE_NAMES, all_cases, select
 from .roofs import bound_by, roofs_of
 from .table import markdown, read_rows
-from .timing import quantiles, times_ns
+from .timing import alternating_times_ns, quantiles
 
 SCHEMA = "apexk.bench/1"
 PROFILERS = ("NSYS_PROFILING_SESSION_ID", "NV_COMPUTE_PROFILER_PERFWORKS_DIR")  # set in a process under nsys or ncu
@@ -29,12 +31,10 @@ def main(argv=None) -> int:
         print(markdown(read_rows(args.table)), end="")
         return DONE
     try:
-        cases = select(all_cases(), args.case)
+        cases = _asked_for(args)
     except ValueError as error:
         print(error, file=sys.stderr)
         return MISUSE
-    if args.device:
-        cases = [case for case in cases if case.device == args.device]
     if args.list:
         print("\n".join(case.name for case in cases))
         return DONE
@@ -53,34 +53,85 @@ def main(argv=None) -> int:
     rows, failed = [], []
     for device in sorted({case.device for case in here}):
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
-    for case in here:
-        row, wrong = measure(case, check=args.check, budget_s=args.budget)
-        failed += [wrong] if wrong else []
-        rows += [row] if row else []
-        print(_line(row) if row else f"FAILED {case.name}: {wrong}", flush=True)
+    for group in competitors(here) if args.against else [[case] for case in here]:
+        measured, wrong = measure(group, check=args.check, budget_s=args.budget)
+        if args.against:
+            command = f"apexk kernels bench {_pattern(group)} --against {args.against}"
+            measured = [{**row, "command": command} for row in measured]
+        failed += wrong
+        rows += measured
+        print("\n".join([*map(_line, measured), *(f"FAILED {text}" for text in wrong)]), flush=True)
     if args.jsonl:
         with open(args.jsonl, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"schema": SCHEMA, "rows": rows, "failed": failed}, file, indent=1)
     return FAILED if failed else DONE
 
 
-def measure(case, *, check=True, budget_s=1.0):
-    """(row, None), or (None, what was wrong) where the result differs from the reference: then nothing is timed."""
+def _asked_for(args) -> list:
+    """ValueError where a word matches nothing."""
+    cases = [case for case in select(all_cases(), args.case) if args.device in (None, case.device)]
+    for name in ("tokens", "threads"):
+        asked = getattr(args, name)
+        there = {case.shape.get(name) for case in cases} - {None}
+        if asked and not {*asked} <= there:
+            raise ValueError(f"--{name}: no case has {sorted({*asked} - there)}; there are {', '.join(map(str, sorted(there)))}")
+        cases = [case for case in cases if asked is None or case.shape.get(name) in asked]
+    if args.against:
+        cases, missing = choose(cases, args.against.split(","))
+        for package in missing:
+            print(f"--against: {package} cannot be imported here; it is left out", file=sys.stderr)
+    return cases
+
+
+def measure(group, *, check=True, budget_s=1.0):
+    """(rows, what was wrong) of cases that compute the same; one that differs from the reference is not timed."""
+    calls, wrong = [], []
+    for case in group:
+        try:
+            call, error = _checked(case, check)
+        except Exception as raised:  # noqa: BLE001 - another project's function may have changed: that fails nothing of ours
+            if case.provider not in PACKAGES:
+                raise
+            print(f"{case.name} is left out: {type(raised).__name__}: {raised}", file=sys.stderr)
+            continue
+        if error is not None and not error <= case.allowed_error:
+            wrong.append(f"{case.name}: relative error {error:.1e} against the reference, allowed {case.allowed_error:.0e}")
+            continue
+        calls.append((case, call, error))
+    times = alternating_times_ns([call.run for _, call, _ in calls], group[0].device, budget_s) if calls else []
+    rows = [_row(case, call, error, quantiles(taken)) for (case, call, error), taken in zip(calls, times, strict=True)]
+    add_ratios(rows)
+    return rows, wrong
+
+
+def _checked(case, check):
+    """(call, error of one execution or None)."""
     call = case.make(case.device)
-    error = None
-    if check:
-        call.run()
-        error = call.error()
-        if not error <= case.allowed_error:
-            return None, f"relative error {error:.1e} against the reference, allowed {case.allowed_error:.0e}"
-    times = quantiles(times_ns(call.run, case.device, budget_s))
+    if not check:
+        return call, None
+    call.run()
+    return call, call.error()
+
+
+def _row(case, call, error, times) -> dict:
     roof, least_ns = bound_by(case.device, case.dtype, call.flops, call.bytes, case.product)
     return {
         "schema": SCHEMA, "name": case.name, "op": case.op, "provider": case.provider, "dtype": DTYPE_NAMES[case.dtype],
-        "shape": case.shape, **times, "flops": call.flops, "bytes": call.bytes, "roof": roof.name,
-        "roof_value": roof.value, "roof_unit": roof.unit, "percent_of_roof": 100 * least_ns / times["p50_ns"],
-        "error": error, **_where(case.device), "command": f"apexk kernels bench {shlex.quote(case.name)}",
-    }, None  # fmt: skip
+        "shape": case.shape, "tokens": case.shape.get("tokens"), "threads": case.shape.get("threads"), "isa": case.isa,
+        **times, "flops": call.flops, "bytes": call.bytes, "gb_per_s": call.bytes / times["p50_ns"],
+        "gflop_per_s": call.flops / times["p50_ns"], "roof": roof.name, "roof_value": roof.value, "roof_unit": roof.unit,
+        "percent_of_roof": 100 * least_ns / times["p50_ns"], "error": error, **_where(case.device),
+        "command": f"apexk kernels bench {shlex.quote(case.name)}",
+    }  # fmt: skip
+
+
+def _pattern(group) -> str:
+    """Matches the names of a group, which differ in the provider."""
+    op, _, *rest = group[0].name.split("/")
+    return shlex.quote("/".join([op, "*", *rest]))
 
 
 def _where(device) -> dict:
@@ -95,7 +146,12 @@ def _roof_row(device, roof) -> dict:
 
 def _line(row) -> str:
     spread = f"{row['p50_ns'] / 1e3:10.1f} us  ({row['p20_ns'] / 1e3:.1f} to {row['p80_ns'] / 1e3:.1f})"
-    return f"{row['name']:72} {spread:38} {row['percent_of_roof']:5.1f} % of {row['roof']} ({row['roof_value']:.0f} {row['roof_unit']})"
+    text = f"{row['name']:72} {spread:38} {row['percent_of_roof']:5.1f} % of {row['roof']} ({row['roof_value']:.0f} {row['roof_unit']})"
+    return "  ".join([text, *(f"{ratio:.2f}x {name}" for name, ratio in row["ratio_vs"].items())])
+
+
+def _numbers(text) -> list[int]:
+    return [int(word) for word in text.split(",")]
 
 
 def _parser():
@@ -103,6 +159,10 @@ def _parser():
     parser.add_argument("case", nargs="*", help="names or patterns (* and ?); default all")
     parser.add_argument("--list", action="store_true", help="show the cases' names and stop")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only cases of this device")
+    parser.add_argument("--tokens", type=_numbers, metavar="N,N", help="only cases of so many tokens")
+    parser.add_argument("--threads", type=_numbers, metavar="N,N", help="only cases of so many threads")
+    parser.add_argument("--against", metavar="NAME,NAME", help="of the others only these providers, in turns with ours; gives ratio_vs")
+    parser.add_argument("--json", metavar="PATH", help="write the rows here as one document")
     parser.add_argument("--jsonl", metavar="PATH", help="append the rows to this file")
     parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds a case (default 1)")

@@ -24,14 +24,15 @@ def markdown(rows) -> str:
             parts.append(_table(("roof", "measured"), [(r["name"][5:], f"{r['value']:.0f} {r['unit']}") for r in roofs]))
         for op in sorted({r["op"] for r in here} - {"roof"}):
             cells = [_cells(r) for r in here if r["op"] == op]
-            parts.append(f"### {op}\n\n" + _table(("shape", "dtype", "provider", "p50 us", "p20 to p80", "% of roof", "roof"), cells))
+            parts.append(f"### {op}\n\n" + _table(("shape", "dtype", "provider", "p50 us", "p20 to p80", "% of roof", "roof", "others over it"), cells))
     return "\n\n".join(parts) + "\n"
 
 
 def _cells(row):
     shape = " ".join(f"{k}={v}" for k, v in row["shape"].items())
     spread = f"{row['p20_ns'] / 1e3:.1f} to {row['p80_ns'] / 1e3:.1f}"
-    return shape, row["dtype"], row["provider"], f"{row['p50_ns'] / 1e3:.1f}", spread, f"{row['percent_of_roof']:.0f}", row["roof"]
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row.get("ratio_vs", {}).items())
+    return shape, row["dtype"], row["provider"], f"{row['p50_ns'] / 1e3:.1f}", spread, f"{row['percent_of_roof']:.0f}", row["roof"], ratios
 
 
 def _sources(rows) -> str:

@@ -2,6 +2,9 @@
 
 On a GPU all repetitions are queued before the host waits, with the L2 cache overwritten between them, so that neither
 launch overhead of the host nor data of the repetition before is in the figure.
+
+Several calls take turns, one repetition each on a GPU. On the CPU a turn is one call that does not count and then two that
+do: threads of the call before may still spin, and caches hold its data.
 """
 
 import statistics
@@ -10,37 +13,55 @@ import time
 import torch
 
 LEAST, MOST = 5, 200
+TURN = 2
 
 
 def times_ns(call, device, budget_s=1.0) -> list[float]:
     """At least LEAST repetitions, then as many as the budget allows, after a warm-up."""
-    return cuda_times_ns(call, budget_s) if device == "cuda" else host_times_ns(call, budget_s)
+    return alternating_times_ns([call], device, budget_s)[0]
 
 
-def host_times_ns(call, budget_s) -> list[float]:
-    call()
-    times, end = [], time.perf_counter_ns() + budget_s * 1e9
-    while len(times) < LEAST or (len(times) < MOST and time.perf_counter_ns() < end):
-        start = time.perf_counter_ns()
-        call()
-        times.append(float(time.perf_counter_ns() - start))
+def alternating_times_ns(calls, device, budget_s=1.0) -> list[list[float]]:
+    """Times of each call; the budget is that of one."""
+    return cuda_times_ns(calls, budget_s) if device == "cuda" else host_times_ns(calls, budget_s)
+
+
+def host_times_ns(calls, budget_s) -> list[list[float]]:
+    times = [[] for _ in calls]
+    if len(calls) == 1:
+        calls[0]()
+    end = time.perf_counter_ns() + budget_s * len(calls) * 1e9
+    while len(times[0]) < LEAST or (len(times[0]) < MOST and time.perf_counter_ns() < end):
+        for call, taken in zip(calls, times, strict=True):
+            if len(calls) > 1:
+                call()
+            taken += [_clocked(call) for _ in range(TURN if len(calls) > 1 else 1)]
     return times
 
 
-def cuda_times_ns(call, budget_s) -> list[float]:
+def _clocked(call) -> float:
+    start = time.perf_counter_ns()
     call()
-    torch.cuda.synchronize()
-    replay = _graph(call)
+    return float(time.perf_counter_ns() - start)
+
+
+def cuda_times_ns(calls, budget_s) -> list[list[float]]:
+    replays = []
+    for call in calls:
+        call()
+        torch.cuda.synchronize()
+        replays.append(_graph(call))
     scratch = torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda")
-    repetitions = _repetitions(replay, budget_s)
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repetitions)]
-    for start, end in marks:
-        scratch.zero_()
-        start.record()
-        replay()
-        end.record()
+    repetitions = min(_repetitions(replay, budget_s) for replay in replays)
+    marks = [[[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in replays] for _ in range(repetitions)]
+    for turn in marks:
+        for replay, (start, end) in zip(replays, turn, strict=True):
+            scratch.zero_()
+            start.record()
+            replay()
+            end.record()
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) * 1e6 for start, end in marks]
+    return [[start.elapsed_time(end) * 1e6 for start, end in of_call] for of_call in zip(*marks, strict=True)]
 
 
 def l2_bytes() -> int:
