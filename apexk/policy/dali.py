@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .base import Policy
 from .greedy import Deal
-from .scan import by_load, most_copies
+from .scan import by_load
 from .types import ModelShape, Phase, Plan, Prediction, RouteView
 
 ERROR_WEIGHT = 0.2  # of the newest step's error; a choice of ours, the abstract gives none
@@ -29,13 +29,13 @@ class Dali(Policy):
     def on_route(self, view: RouteView) -> Plan:
         here, missed = by_load(view)
         loads, absent = view.loads, set(missed)
-        deal, most = Deal(view.costs, view.channel_wait_ms), most_copies(view, len(missed))
+        deal, flying = Deal(view.costs, view.channel_wait_ms), view.in_flight.expert if view.in_flight else None
         resident: list[int] = []
         fetch: list[int] = []
         cpu: list[int] = []
         for expert in sorted(loads, key=lambda e: (-loads[e], e)):
             copied = expert in absent
-            room = not copied or len(fetch) < most
+            room = not copied or expert == flying or sum(e != flying for e in fetch) < view.available
             if room and deal.gpu_with(loads[expert], copied) <= deal.cpu_with(loads[expert]):
                 deal.to_gpu(loads[expert], copied)
                 (fetch if copied else resident).append(expert)

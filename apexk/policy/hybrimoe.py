@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .base import DEFAULTS, Policy
 from .greedy import Deal
 from .ranker import speculative_order
-from .scan import by_load, most_copies
+from .scan import by_load
 from .types import Costs, Phase, Plan, PolicyOptions, Prediction, RouteView
 
 
@@ -35,7 +35,8 @@ class HybriMoE(Policy):
 
     def on_route(self, view: RouteView) -> Plan:
         here, missed = by_load(view)
-        return schedule(view.loads, here, missed, view.costs, view.channel_wait_ms, most_copies(view, len(missed)))
+        flying = view.in_flight.expert if view.in_flight else None
+        return schedule(view.loads, here, missed, view.costs, view.channel_wait_ms, view.available, flying)
 
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         super().on_layer_done(layer, step, phase, loads)
@@ -61,8 +62,8 @@ class HybriMoE(Policy):
         return tuple(queue)
 
 
-def schedule(loads: Mapping[int, int], here: list[int], missed: list[int], costs: Costs, wait: float, most: int) -> Plan:
-    """The greedy deal of the released code, with at most `most` copies."""
+def schedule(loads: Mapping[int, int], here: list[int], missed: list[int], costs: Costs, wait: float, slots: int, flying: int | None = None) -> Plan:
+    """The greedy deal of the released code, with at most `slots` copies beside the one that is on its way (`flying`)."""
     deal, order = Deal(costs, wait), here + missed
     resident: list[int] = []
     fetch: list[int] = []
@@ -72,7 +73,7 @@ def schedule(loads: Mapping[int, int], here: list[int], missed: list[int], costs
     while first <= last:
         front, back = order[first], order[last]
         copied = front not in here_set
-        room = not copied or len(fetch) < most
+        room = not copied or front == flying or sum(e != flying for e in fetch) < slots
         if room and deal.gpu_with(loads[front], copied) <= deal.cpu_with(loads[back]):
             deal.to_gpu(loads[front], copied)
             (fetch if copied else resident).append(front)

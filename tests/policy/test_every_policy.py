@@ -239,3 +239,17 @@ def test_eviction_rules():
         started("apex(evict=dice)")
     with pytest.raises(ValueError, match="replay only"):
         started("apex(evict=belady)")
+
+
+@pytest.mark.parametrize("spec", ["apex", "dali", "hybrimoe", "mixtral_offloading"])
+def test_an_expert_on_its_way_takes_no_other_experts_slot(spec):
+    """One free slot and one copy on its way: at most one new copy, whether or not the one on its way is taken."""
+    from apexk.policy import check_plan
+    from apexk.policy.types import InFlight
+
+    cheap_copies = AffineCosts(c0=9.0, a=5.0, b=1.0, s0=0.0, t1=0.01, g0=0.0, g1=0.0, g2=0.0)
+    for flying in (1, 2, 3):
+        seen = view({1: 9, 2: 5, 3: 1}, (), available=1, costs=cheap_copies)
+        seen = RouteView(**{**vars(seen), "in_flight": InFlight(flying, 0.9)})
+        plan = started(spec).on_route(seen)
+        check_plan(seen, plan, room.get(spec).waves)
