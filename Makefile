@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
 
-.PHONY: setup demo test test-fast test-sanitize lint gpu clean
+.PHONY: setup demo test test-fast test-sanitize gate lint gpu clean
 setup: $(READY)
 
 $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
@@ -45,6 +45,13 @@ test-fast: setup
 test-sanitize: setup
 	@$(BIN)/python kernels/cpu/build.py --sanitize address,undefined
 	@$(BIN)/python kernels/cpu/build.py --sanitize thread
+
+# What the Triton kernels compile to, compared with the kept table: everything for sm_90, by the installed Triton and by the one
+# that such machines carry; for the others the GEMMs of the paper's models. All of it: apexk kernels aot --targets 80,86,89,90,100,120
+gate: setup
+	@$(BIN)/apexk kernels aot --targets 80,86,89,100,120 --gemms
+	@$(BIN)/apexk kernels aot --targets 90
+	@$(BIN)/apexk kernels aot --targets 90 --triton 3.6.0 || { code=$$?; [ $$code = 3 ] || exit $$code; }
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -17,7 +17,9 @@ from .record import Launch, record
 
 TOKENS = {"decode": 4, "batch": 32, "prefill": 512, "long": 4096}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# model, tokens, dtype. Cases that lead to code seen before are dropped, so the lists may be generous.
+GEMMS = ("_gated_gemm_kernel", "_grouped_gemm_kernel")
+PAPER = ("qwen3.5-35b-a3b", "qwen3-next-80b", "glm-4.5-air")
+# Cases are model, tokens, dtype. Those that lead to code seen before are dropped, so the lists may be generous.
 QUICK = [("qwen3.5-35b-a3b", "decode", "bf16"), ("qwen3.5-35b-a3b", "long", "bf16"), ("qwen3.5-35b-a3b", "decode", "fp32")]
 FULL = [
     *QUICK,
@@ -38,15 +40,23 @@ class Spec:
 
 
 @functools.lru_cache
-def specs(target, quick=False) -> list[Spec]:
-    """The different launches of the cases on one target, in order of first appearance."""
+def specs(target, which="all") -> list[Spec]:
+    """The different launches of the cases on one target, in order of first appearance: all; of QUICK only; or "gemms", the
+    GEMMs of the paper's models' layers, which are what a target's tiles decide and what most of the time is spent in."""
+    if which == "gemms":
+        return [spec for spec in specs(target) if _of_a_layer(spec)]
     found = {}
-    for model, tokens, dtype in QUICK if quick else FULL:
+    for model, tokens, dtype in QUICK if which == "quick" else FULL:
         shape, sizes = MODELS[model], (TOKENS[tokens], DTYPES[dtype], target)
-        alone = not quick and (model, tokens, dtype) in QUICK
+        alone = which != "quick" and (model, tokens, dtype) in QUICK
         for launch in record(lambda: layer_calls(shape, *sizes, stand_alone=alone)):  # noqa: B023 - called at once
             found.setdefault(launch.key(), Spec(f"{model} {tokens} {dtype}", target, launch))
     return list(found.values())
+
+
+def _of_a_layer(spec: Spec) -> bool:
+    model, _, dtype = spec.label.split()
+    return model in PAPER and dtype != "fp16" and spec.launch.kernel.__name__ in GEMMS and spec.launch.values["MAPPED"]
 
 
 def layer_calls(shape, tokens, dtype, target, *, stand_alone):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 
 from apexk.kernels.aot import kept
 from apexk.kernels.aot.compile import Report
-from apexk.kernels.aot.gate import failures, main
+from apexk.kernels.aot.gate import compare, failures, main
 from apexk.kernels.aot.sass import Counts, count, width
 from apexk.kernels.aot.targets import TARGETS, occupancy
 
@@ -71,9 +72,11 @@ TILE = dict(BLOCK_M=16, BLOCK_N=32, BLOCK_K=64, SWAP_AB=False)
     (dict(fits=False), "30720 bytes of shared memory, the target allows 101376"),
     (dict(loop=Counts(copies=Counter({128: 5}))), "no tensor-core instruction"),
     (dict(loop=replace(LOOP, copies=Counter())), "not pipelined"),
-    (dict(loop=replace(LOOP, copies=Counter({128: 4, 32: 1}))), "cp.async widths 4x128 1x32"),
+    (dict(loop=replace(LOOP, copies=Counter({128: 4, 32: 1}))), "are 4x128 1x32 bits wide"),
+    (dict(loop=replace(LOOP, loads=Counter({32: 1}))), "are 5x128 1x32 bits wide"),
     (dict(inflight_kib=3.0), "3.0 KiB in flight on an SM, memory needs 5.4"),
-    (dict(half=False, loop=Counts(copies=Counter({32: 4}))), "no 16-byte loads"),
+    (dict(half=False, loop=Counts(copies=Counter({128: 4, 32: 4}))), "are 4x128 4x32 bits wide"),
+    (dict(half=False, loop=Counts(copies=Counter({128: 4}), loads=Counter({128: 2}))), None),
 ])  # fmt: skip
 def test_verdicts(change, says):
     wrong = failures(replace(GOOD, **change), TILE)
@@ -99,6 +102,24 @@ def test_kept_table_comes_back_and_shows_what_got_worse(tmp_path):
     narrow = replace(GOOD, loop=replace(LOOP, copies=Counter({32: 5})))
     assert "copies [32], kept [128]" in kept.regressions(kept.entry(narrow, ""), before)
     assert "not in the kept table" in kept.regressions(before, None)[0]
+
+
+def test_a_launch_that_is_gone_fails_the_whole_table_only(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    both = [(replace(GOOD, label=label), TILE) for label in ("one", "two")]
+    assert compare(both, keep=True, whole=True) == [] and len(kept.load(kept.path_of("3.9.0"))) == 2
+    assert compare(both, keep=False, whole=True) == compare(both[:1], keep=False, whole=False) == []
+    ((where, name, text),) = compare(both[:1], keep=False, whole=True)
+    assert where == "sm_86" and " two " in name and "not launched any more" in text
+    elsewhere = [(replace(GOOD, target=90), TILE)]
+    assert all("not in the kept table" in text for *_, text in compare(elsewhere, keep=False, whole=True))
+
+
+def test_the_pinned_triton_has_its_table_for_every_target():
+    """Else the gate would have nothing to compare with and pass."""
+    pinned = re.search(r"^triton==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M).group(1)
+    assert {target for target, _ in kept.load(kept.path_of(pinned))} == {80, 86, 89, 90, 100, 120}
+    assert {target for target, _ in kept.load(kept.path_of("3.6.0"))} == {90}
 
 
 def test_the_repository_keeps_a_table_without_spills():
