@@ -58,6 +58,7 @@ lint: setup
 
 # What a GPU machine should be asked first; needs no install, only a Python with torch, Triton and transformers.
 # make gpu PART=kernels|transfer|engine|e2e|all   VIRTUAL=1 where there is no GPU
+# On a GPU the results go to profiling/results/DATE-GPU-PART.json and .md unless ARGS='--json PATH'
 PART ?= all
 gpu:
 	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m profiling.gpu_suite --part $(PART) $(if $(VIRTUAL),--virtual) $(ARGS)

@@ -7,9 +7,11 @@ With `--against` the providers' repeats alternate and `ratio_vs` says how many t
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
+import time
 
 import torch
 
@@ -53,7 +55,12 @@ def main(argv=None) -> int:
     rows, failed = [], []
     for device in sorted({case.device for case in here}):
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
-    for group in competitors(here) if args.against else [[case] for case in here]:
+    groups = competitors(here) if args.against else [[case] for case in here]
+    end, left_out = time.monotonic() + args.within, 0
+    for group in groups:
+        if time.monotonic() > end:
+            left_out += len(group)
+            continue
         measured, wrong = measure(group, check=args.check, budget_s=args.budget)
         if args.against:
             command = f"apexk kernels bench {_pattern(group)} --against {args.against}"
@@ -61,12 +68,14 @@ def main(argv=None) -> int:
         failed += wrong
         rows += measured
         print("\n".join([*map(_line, measured), *(f"FAILED {text}" for text in wrong)]), flush=True)
+    if left_out:
+        print(f"{left_out} of {len(here)} cases are left out: --within {args.within:g} seconds have passed", file=sys.stderr)
     if args.jsonl:
         with open(args.jsonl, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "rows": rows, "failed": failed}, file, indent=1)
+            json.dump({"schema": SCHEMA, "rows": rows, "failed": failed, "left_out": left_out}, file, indent=1)
     return FAILED if failed else DONE
 
 
@@ -166,6 +175,7 @@ def _parser():
     parser.add_argument("--jsonl", metavar="PATH", help="append the rows to this file")
     parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds a case (default 1)")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="start no case after so many seconds")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="compare with the reference first")
     parser.add_argument("--under-profiler", action="store_true", help="run although a profiler is attached")
     return parser

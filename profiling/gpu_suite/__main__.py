@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
+import math
 import os
 import sys
+import time
 from pathlib import Path
 
 from .pieces import PARTS, PIECES, Context, run
+
+BUDGET_S = {"kernels": 500}  # what a part's own clock allows, so that it ends within nine minutes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--virtual", action="store_true", help="without a GPU: Triton's interpreter and a modelled clock")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of modelled times (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the results here")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results here, and as .md beside it (default on a GPU: profiling/results/DATE-GPU-PART.json)")
     options = parser.parse_args(arguments)
 
     if importlib.util.find_spec("torch") is None:
@@ -29,12 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.virtual and not torch.cuda.is_available():
         return _lacking("no CUDA device was found; --virtual runs what can run without one")
 
+    from . import report
     from .environment import environment
 
     about = environment()
     _say_environment(about)
     torch.manual_seed(0)
-    context = Context(options.virtual, "cpu" if options.virtual else "cuda", options.hardware)
+    deadline = time.monotonic() + BUDGET_S.get(options.part, math.inf)
+    context = Context(options.virtual, "cpu" if options.virtual else "cuda", options.hardware, deadline)
     results = []
     for piece in _pieces(options.part):
         print(f"running {piece.part}/{piece.name} ...", file=sys.stderr, flush=True)
@@ -43,9 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
         results.append(result)
     counts = {status: sum(r["status"] == status for r in results) for status in ("ok", "failed", "skipped")}
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    if options.json:
-        report = {"schema": "apexk.gpu-suite/1", "virtual": options.virtual, "environment": about, "results": results}
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = options.json or (report.default_path(about["gpu"]["name"], options.part) if not options.virtual else None)
+    if path:
+        command = f"python -m profiling.gpu_suite --part {options.part}{' --virtual' if options.virtual else ''}"
+        report.write({"schema": "apexk.gpu-suite/1", "virtual": options.virtual, "command": command, "environment": about, "results": results}, path)
+        print(f"results: {path} and {path.with_suffix('.md').name}")
     return 1 if counts["failed"] else 0
 
 

@@ -1,4 +1,4 @@
-"""Kernels against their float64 references on a small matrix of layers: Triton's on the GPU or in the interpreter, the
+"""Kernels against their float64 references on small layers: Triton's on the GPU or in the interpreter, the
 CPU's on the host. Everything that must not be read is NaN."""
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ from pathlib import Path
 
 import torch
 
+from apexk.kernels.bench.poisoned import TOLERANCE, compare
+
 from .environment import ROOT
 from .pieces import Context, Skip, piece
 
-# Largest error against float64, relative to the largest value of the row.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
+VIRTUAL_CASES = 9  # of the matrix, where the interpreter takes a second for each
 # Tokens, choices, hidden, intermediate, experts, resident: less than a tile, odd sizes with one token, every expert chosen.
 LAYERS = {"small": (7, 3, 64, 48, 10, 4), "one token": (1, 2, 72, 40, 6, 6), "all chosen": (17, 8, 96, 80, 8, 5)}
 
 
 @piece("kernels")
 def grouped_ffn(context: Context) -> dict:
-    """`moe_ffn` over the resident slots, in every dtype."""
+    """`moe_ffn` over the matrix that the test suite has, or as much of it as half of the time allows; a part when virtual."""
     _ready(context)
-    from apexk.kernels.triton.moe_ffn import moe_ffn
-    from apexk.kernels.triton.reference import moe_ffn_ref
+    from apexk.kernels.bench.matrix import CASES, check, name
 
-    errors = {}
-    for name, sizes in LAYERS.items():
-        for dtype in TOLERANCE:
-            x, w13, w2, ids, weights, slot_of = _layer(sizes, dtype)
-            want = torch.full((ids.numel(), x.shape[1]), float("nan"), dtype=torch.float64)
-            moe_ffn_ref(x, w13, w2, ids, weights, slot_of, want)
-            inputs = [t.to(context.device) for t in (x, w13, w2, ids, weights, slot_of)]
-            got = torch.full(want.shape, float("nan"), device=context.device)
-            moe_ffn(*inputs, got)
-            errors[f"{name}, {_short(dtype)}"] = _compare(got, want, dtype)
-    return errors
+    cases = CASES[: VIRTUAL_CASES if context.virtual else None]
+    least_left = context.seconds_left() / 2
+    errors, wrong = {}, []
+    for case in cases:
+        if context.seconds_left() < least_left:
+            break
+        try:
+            errors[name(case)] = check(case, context.device)
+        except AssertionError as error:
+            errors[name(case)] = str(error)
+            wrong.append(f"{name(case)}: {error}")
+    assert not wrong, f"{len(wrong)} of {len(errors)} cases: " + "; ".join(wrong)
+    worst = {_short(dtype): max([errors[name(c)] for c in cases[: len(errors)] if dtype in c], default="-") for dtype in TOLERANCE}
+    return {"cases": len(errors), "left out for time": len(cases) - len(errors), **{f"largest error, {d}": e for d, e in worst.items()}}
 
 
 @piece("kernels")
@@ -76,7 +78,7 @@ def host_ffn(context: Context) -> dict:
                 got = torch.full(want.shape, float("nan"))
                 grouped_ffn_ref(x, blocks, ids, weights, chosen, want, intermediate=inter)
                 host.run(x, blocks, ids, weights, chosen, got, intermediate=inter)
-                errors[f"{name}, {_short(dtype)}"] = _compare(got, want, dtype)
+                errors[f"{name}, {_short(dtype)}"] = compare(got, want, dtype)
         return {"isa": host.isa, "threads": host.threads, **errors}
 
 
@@ -88,12 +90,14 @@ def timings(context: Context) -> dict:
     from apexk.kernels.bench import run
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.jsonl"
-        code = run.main(["--device", "cuda", "--budget", "0.3", "--jsonl", str(path)])
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert code == 0, f"the benchmark runner ended with {code}"
-    timed = [row for row in rows if "percent_of_roof" in row]
-    return {row["name"]: f"{row['p50_ns'] / 1e6:.4f} ms, {row['percent_of_roof']:.1f} % of {row['roof']}" for row in timed}
+        path = Path(folder) / "rows.json"
+        within = max(context.seconds_left(), 0.0)
+        code = run.main(["--device", "cuda", "--budget", "0.3", "--within", str(min(within, 1e6)), "--json", str(path)])
+        report = json.loads(path.read_text())
+    assert code == 0, f"the benchmark runner ended with {code}: {'; '.join(report['failed'])}"
+    timed = [row for row in report["rows"] if "percent_of_roof" in row]
+    numbers = {row["name"]: f"{row['p50_ns'] / 1e6:.4f} ms, {row['percent_of_roof']:.1f} % of {row['roof']}" for row in timed}
+    return {"cases": len(timed), "left out for time": report["left_out"], **numbers, "rows": report["rows"]}
 
 
 def build_native() -> None:
@@ -119,31 +123,9 @@ def _ready(context: Context) -> None:
         repairs.install()
 
 
-def _layer(sizes, dtype):
-    """x, w13, w2, ids, weights, slot_of on the CPU; slots that hold no expert are NaN."""
-    tokens, topk, hidden, inter, experts, resident = sizes
-    x, ids, weights = _tokens(tokens, topk, hidden, experts, dtype)
-    w13 = (torch.randn(resident + 1, 2 * inter, hidden) / hidden**0.5).to(dtype)
-    w2 = (torch.randn(resident + 1, hidden, inter) / inter**0.5).to(dtype)
-    slots = torch.randperm(resident + 1)
-    w13[slots[-1]], w2[slots[-1]] = float("nan"), float("nan")
-    slot_of = torch.full((experts,), -1, dtype=torch.int32)
-    slot_of[torch.randperm(experts)[:resident]] = slots[:resident].int()
-    return x, w13, w2, ids, weights, slot_of
-
-
 def _tokens(tokens, topk, hidden, experts, dtype):
     ids = torch.stack([torch.randperm(experts)[:topk] for _ in range(tokens)])
     return torch.randn(tokens, hidden).to(dtype), ids, torch.rand(tokens, topk)
-
-
-def _compare(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> float:
-    got = got.double().cpu()
-    assert torch.equal(got.isnan(), want.isnan()), "other rows were written than those of the reference"
-    scale = want.nan_to_num().abs().amax(-1, keepdim=True).clamp(min=1e-3)
-    error = ((got - want).nan_to_num().abs() / scale).max().item()
-    assert error <= TOLERANCE[dtype], f"relative error {error:.2e} in {_short(dtype)}, allowed {TOLERANCE[dtype]:.0e}"
-    return error
 
 
 def _short(dtype: torch.dtype) -> str:

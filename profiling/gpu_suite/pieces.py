@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,10 @@ class Context:
     virtual: bool
     device: str
     hardware: str  # hardware file of modelled times
+    deadline: float = math.inf  # on `time.monotonic`: a piece starts nothing more behind it, and says what it left out
+
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ PIECES: list[Piece] = []
 
 
 def piece(part: str) -> Callable:
-    """Register a function `(context) -> numbers` under its own name. A failed check raises AssertionError."""
+    """Register a function `(context) -> numbers` under its own name; benchmark rows go into "rows". A failed check raises
+    AssertionError."""
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; there are {', '.join(PARTS)}")
 
@@ -47,10 +53,11 @@ def piece(part: str) -> Callable:
 
 def run(piece: Piece, context: Context) -> dict:
     """Run one piece; whatever it raises becomes part of the result, so that the next piece runs."""
-    result = {"part": piece.part, "name": piece.name, "status": "ok", "message": "", "numbers": {}}
+    result = {"part": piece.part, "name": piece.name, "status": "ok", "message": "", "numbers": {}, "rows": []}
     start = time.perf_counter()
     try:
-        result["numbers"] = piece.run(context)
+        result["numbers"] = dict(piece.run(context))
+        result["rows"] = result["numbers"].pop("rows", [])
     except Skip as reason:
         result.update(status="skipped", message=str(reason))
     except Exception as error:  # a piece may fail in any way, a kernel's compiler included

@@ -108,6 +108,13 @@ def test_one_that_is_wrong_or_raises_leaves_the_others(monkeypatch, tmp_path, ca
         run.measure([case("cpu-avx2", raises=TypeError("ours"))])
 
 
+def test_no_case_starts_behind_its_time(monkeypatch, tmp_path, capsys):
+    cases = [case(p, tokens) for tokens in (1, 2) for p in PROVIDERS]
+    code, report = bench(monkeypatch, tmp_path, cases, "--within", "-1", "--against", "torch")
+    assert code == run.DONE and report["rows"] == [] and report["left_out"] == 4
+    assert "4 of 4 cases are left out" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
 def test_without_a_gpu_names_are_checked_and_nothing_runs(capsys):
     assert run.main(["--device", "cuda", "--against", "torch-loop,grouped_mm,vllm,sglang"]) == run.LACKING

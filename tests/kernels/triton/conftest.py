@@ -1,25 +1,21 @@
 """Triton kernels on whatever is there: a GPU, or the interpreter on CPU tensors (repaired by tests/triton_interpreter.py).
 
-Layers are built with everything that must not be read set to NaN: slots without an expert, the gaps between blocks, and
-guard bands around every tensor. The bands are also compared afterwards, since nothing else would show a stray store.
+Layers are those of `apexk.kernels.bench.poisoned`.
 """
 
+import functools
 import importlib.util
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from apexk.kernels.bench import poisoned
+
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated: before any kernel file is imported
-
-# Largest error against float64, relative to the largest value of the row.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-BAND = 64
-
 
 @pytest.fixture(scope="session")
 def device():
@@ -42,79 +38,17 @@ def rng():
 
 @pytest.fixture
 def guard(device):
-    """Call it on a tensor for a copy on the device between two bands; the bands are compared when the test ends."""
-    bands = []
-
-    def put(tensor):
-        fill = float("nan") if tensor.is_floating_point() else 77
-        flat = torch.full((tensor.numel() + 2 * BAND,), fill, dtype=tensor.dtype, device=device)
-        inside = flat[BAND : BAND + tensor.numel()].view(tensor.shape)
-        inside.copy_(tensor)
-        bands.append((flat, flat[:BAND].clone(), flat[-BAND:].clone()))
-        return inside
-
+    """`guard(tensor)`: a copy on the device between two bands; the bands are compared when the test ends."""
+    put = poisoned.Guard(device)
     yield put
-    for flat, before, after in bands:
-        assert torch.equal(flat[:BAND].nan_to_num(7), before.nan_to_num(7)), "a store went in front of a tensor"
-        assert torch.equal(flat[-BAND:].nan_to_num(7), after.nan_to_num(7)), "a store went past a tensor"
-
-
-@dataclass
-class Layer:
-    """A MoE layer's inputs on the device; weights are views of a pool whose other parts are NaN."""
-
-    x: torch.Tensor
-    w13: torch.Tensor
-    w2: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-    slot_of: torch.Tensor
-
-    @property
-    def topk(self):
-        return self.ids.shape[1]
-
-    def fresh_out(self):
-        return torch.full((self.ids.numel(), self.x.shape[1]), float("nan"), device=self.x.device)
+    put.compare()
 
 
 @pytest.fixture
 def make_layer(guard, rng):
-    """Build a Layer: `slots` slots, `resident` of `experts` experts in shuffled ones, choices `ids` or drawn."""
-
-    def build(ids=None, *, T=7, topk=3, H=64, I=48, experts=10, slots=6, resident=4, dtype=torch.float32, slot_of=None):
-        if ids is None:
-            ids = torch.stack([torch.randperm(experts, generator=rng)[:topk] for _ in range(T)]) if T else torch.empty(0, topk).long()
-        if slot_of is None:
-            slot_of = torch.full((experts,), -1, dtype=torch.int32)
-            places = torch.randperm(slots, generator=rng)[:resident]
-            slot_of[torch.randperm(experts, generator=rng)[:resident]] = places.int()
-        stride = -(-3 * H * I // 128) * 128 + 128  # a gap behind each block
-        pool = torch.full((slots, stride), float("nan"))
-        for slot in slot_of[slot_of >= 0].tolist():
-            pool[slot, : 2 * I * H] = torch.randn(2 * I * H, generator=rng) / H**0.5
-            pool[slot, 2 * I * H : 3 * I * H] = torch.randn(I * H, generator=rng) / I**0.5
-        pool = guard(pool.to(dtype))
-        return Layer(
-            guard(torch.randn(ids.shape[0], H, generator=rng).to(dtype)),
-            pool.as_strided((slots, 2 * I, H), (stride, H, 1), pool.storage_offset()),
-            pool.as_strided((slots, H, I), (stride, I, 1), pool.storage_offset() + 2 * I * H),
-            guard(ids), guard(torch.rand(ids.shape, generator=rng)), guard(slot_of),
-        )  # fmt: skip
-
-    return build
+    return functools.partial(poisoned.build_layer, guard, rng)
 
 
 @pytest.fixture
 def close():
-    """Assert closeness to a float64 reference by the dtype's tolerance; NaN must stand in the same places."""
-
-    def compare(got, want, dtype):
-        got, want = got.double().cpu(), want.double().cpu()
-        assert torch.equal(got.isnan(), want.isnan()), "other rows were written than those of the reference"
-        if want.numel():
-            scale = want.nan_to_num().abs().amax(-1, keepdim=True).clamp(min=1e-3)
-            error = ((got - want).nan_to_num().abs() / scale).max().item()
-            assert error <= TOLERANCE[dtype], f"relative error {error:.2e}, allowed {TOLERANCE[dtype]:.0e}"
-
-    return compare
+    return poisoned.compare
