@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
 
-.PHONY: setup demo test test-fast test-sanitize gate lint gpu clean
+.PHONY: setup demo test test-fast test-nightly test-sanitize gate lint gpu clean
 setup: $(READY)
 
 $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
@@ -36,10 +36,14 @@ demo: setup
 	@$(BIN)/apexk demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
 
 test-fast: setup
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not nightly" $(ARGS)
+
+# the long ones: thousands of random traces for every policy, promises over every preset, machine, batch and pool
+test-nightly: setup
+	@$(BIN)/python -m pytest -m nightly $(ARGS)
 
 # the CPU kernels' self-test under the address, undefined-behaviour and thread sanitizers; every instruction set, emulated where need be
 test-sanitize: setup

@@ -57,7 +57,6 @@ def trained():
 #: what a machine may lack -> (is it there, what is not covered without it)
 OPTIONAL = {
     "a CUDA device": (torch.cuda.is_available, "kernels and engine on a GPU"),
-    "libsimde-dev": (lambda: os.path.exists("/usr/include/simde/x86/avx512.h"), "AVX-512, AVX-512-BF16 and AMX code on this CPU by emulation"),
     "a C++ compiler": (lambda: shutil.which(os.environ.get("CXX", "g++")) is not None, "the native tests"),
 }
 

@@ -35,7 +35,7 @@ def test_tokens_are_the_unpatched_models(trained, plain, policy):
             assert phase.steps > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", (2, 16, 32))
 @pytest.mark.parametrize("policy", SPECS)
 def test_tokens_at_every_pool(trained, plain, policy, pool):

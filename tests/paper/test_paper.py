@@ -88,7 +88,7 @@ def test_sensitivity_points():
     assert len({tuple(sorted(p.items())) for p in places}) == len(places)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_bands_are_met():
     names = ["fig3c", "fig3d", "table3", "pools"]
     found, _ = figures.rows(names, seeds=(0, 1, 2))

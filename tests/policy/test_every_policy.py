@@ -22,7 +22,7 @@ def test_invariants(spec):
     assert seen.traces == 120 and seen.layers == 120 * 9 and seen.pairs > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("spec", room.names())
 def test_invariants_over_ten_thousand_traces(spec):
     assert kit.check_policy(lambda: room.get(spec), traces=10_000, seed=1, experts=9, layers=2, steps=2).traces == 10_000

@@ -19,7 +19,7 @@ def speed(demand, machine, policy, pool):
     return simulate(demand, machine, policy, pool, warmup=6).report()["decode"]["tokens_per_s"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("preset", "batch"), itertools.product(PRESETS, (1, 8, 16, 24, 32)))
 def test_apex_never_loses_to_no_assignment(preset, batch):
     """At most 1 % slower, whatever the machine and the pool."""
@@ -37,7 +37,7 @@ def test_apex_never_loses_to_no_assignment_in_short():
             assert speed(demand, machine, "apex", pool) >= 0.99 * speed(demand, machine, "no_assign", pool), (name, pool)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("preset", "batch"), itertools.product(PRESETS, (8, 16, 24, 32)))
 def test_apex_beats_the_published_methods_on_the_papers_hardware(preset, batch):
     """One cell is an exception: with 96 sticky residents at batch 8 nearly all is resident, and the paper's machine charges the

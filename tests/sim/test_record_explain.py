@@ -18,7 +18,7 @@ QUICK = ("apex", "post_fetch", "mixtral_offloading", "fiddler_original(threshold
 REST = [*(n for n in names() if n not in QUICK), "apex(cost=rates)", "fixed_p(p=3, keep=false)"]
 
 
-@pytest.mark.parametrize("policy", [*QUICK, *(pytest.param(spec, marks=pytest.mark.slow) for spec in REST)])
+@pytest.mark.parametrize("policy", [*QUICK, *(pytest.param(spec, marks=pytest.mark.nightly) for spec in REST)])
 def test_simulating_a_recorded_run_is_the_run(trained, tmp_path, policy):
     """Virtual run with tensors against the simulation of its routing: hits, copies, bytes and time, phase by phase."""
     model, tokenizer = trained()
