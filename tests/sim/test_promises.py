@@ -20,7 +20,7 @@ def speed(demand, machine, policy, pool):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("preset", "batch"), itertools.product(PRESETS, (1, 8, 16, 24, 32)))
+@pytest.mark.parametrize(("preset", "batch"), list(itertools.product(PRESETS, (1, 8, 16, 24, 32))))
 def test_apex_never_loses_to_no_assignment(preset, batch):
     """At most 1 % slower, whatever the machine and the pool."""
     demand = demand_of(generate(preset, shape=SHAPE, batch=batch, steps=18, seed=5))
@@ -38,7 +38,7 @@ def test_apex_never_loses_to_no_assignment_in_short():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("preset", "batch"), itertools.product(PRESETS, (8, 16, 24, 32)))
+@pytest.mark.parametrize(("preset", "batch"), list(itertools.product(PRESETS, (8, 16, 24, 32))))
 def test_apex_beats_the_published_methods_on_the_papers_hardware(preset, batch):
     """One cell is an exception: with 96 sticky residents at batch 8 nearly all is resident, and the paper's machine charges the
     CPU's 2.02 ms even for nothing, which a method without a CPU path does not pay. Without that charge Apex is ahead there too.
