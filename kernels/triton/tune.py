@@ -49,6 +49,7 @@ class LayerTiles:
 # compiles without spills, by the ahead-of-time gate; which is fastest is for a GPU to say.
 # - 16 rows stream weights: small tiles, so that many blocks have many bytes requested. 64 rows and more compute.
 # - Gate and up share a block, so the gated GEMM holds two accumulators and takes half the columns of the down GEMM.
+# - Persistent from 64 rows up, except where the outer loop's registers halve the blocks of an SM or spill.
 # - 128 rows: a tile's bytes from L2 shrink with its sides, and at long prefills those bytes are what is scarce on rtx.
 # - rtx: 99 KiB of shared memory a block. hopper: 64 rows at least on the M side make wgmma (tcgen05 on the next).
 HALF = {
@@ -58,11 +59,11 @@ HALF = {
     },
     "rtx": {
         "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3, 2), 128: (64, 32, 8, 4, 2)},
-        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 8, 3), 128: (128, 32, 8, 4)},
+        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 8, 3), 128: (128, 32, 8, 4, 1)},
     },
     "hopper": {
-        "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 4), 64: (64, 64, 4, 4), 128: (128, 64, 8, 3, 1)},
-        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3)},
+        "gated": {16: (32, 64, 4, 4), 32: (64, 64, 4, 4), 64: (64, 64, 4, 4, 2), 128: (128, 64, 8, 3, 1)},
+        "down": {16: (32, 128, 4, 4), 32: (64, 64, 4, 4), 64: (128, 64, 4, 3, 3), 128: (128, 64, 8, 3)},
     },
 }
 # Weights on the M side (hopper only): 64 of their rows make wgmma even where an expert has few tokens. Half as many blocks

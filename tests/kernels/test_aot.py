@@ -139,15 +139,16 @@ def test_unknown_target_is_misuse(capsys):
 
 @pytest.mark.slow
 def test_gate_passes_for_what_the_wrappers_launch(tmp_path):
+    """One target of one model; `make gate` has the others."""
     pytest.importorskip("triton")
     program = "import sys; from apexk.kernels.aot.gate import main\nif __name__ == '__main__': sys.exit(main(sys.argv[1:]))"
     path = tmp_path / "gate.py"
     path.write_text(program)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(path), "--quick", "--json", str(tmp_path / "gate.json")]
+    command = [sys.executable, str(path), "--quick", "--targets", "90", "--json", str(tmp_path / "gate.json")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     reports = json.loads((tmp_path / "gate.json").read_text())
-    assert {r["target"] for r in reports} == {80, 86, 90}
+    assert {r["target"] for r in reports} == {90}
     assert any("HGMMA" in kind for r in reports for kind in r["loop"]["mma"])

@@ -1,9 +1,11 @@
 """Tile choice is arithmetic: it is checked for every target over the models' shapes, with no GPU and no Triton."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from apexk.kernels.triton.tune import FAMILY, SHARED_KIB, choose_tile, choose_tiles, rows_of_tile, shared_bytes
+from apexk.kernels.triton.tune import FAMILY, SHARED_KIB, choose_tile, choose_tiles, programs, rows_of_tile, shared_bytes
 
 # experts, topk, H, I of the paper's models, gpt-oss-20b (2880 is divisible by 64 but by no larger power), a tiny one
 SHAPES = [(256, 8, 2048, 512), (512, 10, 2048, 512), (128, 8, 4096, 1408), (32, 4, 2880, 2880), (8, 2, 64, 48)]
@@ -26,6 +28,14 @@ def test_every_choice_can_launch(target, dtype):
 def test_block_m_covers_twice_the_expected_load():
     assert [rows_of_tile(rows, 256, 128) for rows in (1, 8, 2048, 2049, 4096, 32768)] == [16, 16, 16, 32, 32, 128]
     assert rows_of_tile(32768, 256, 64) == 64
+
+
+def test_persistent_when_work_exceeds_two_pieces_for_each_program():
+    tile, device = choose_tile("down", 4096 * 8, 256, 2048, 512, torch.bfloat16, 86), torch.device("meta")  # counts as 4 SMs
+    assert tile.persistent == 1 and [programs(work, tile, device) for work in (1, 8, 9, 1000)] == [1, 8, 4, 4]
+    assert programs(1000, replace(tile, persistent=2), device) == 8
+    assert programs(1000, replace(tile, persistent=0), device) == 1000
+    assert choose_tile("down", 4 * 8, 256, 2048, 512, torch.bfloat16, 86).persistent == 0, "decode"
 
 
 def test_odd_sizes_keep_a_mask_or_shrink():
