@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apexk.kernels.triton.tune import FAMILY, SHARED_KIB, choose_tile, choose_tiles, programs, rows_of_tile, shared_bytes
+from apexk.kernels.triton.tune import (
+    FAMILY,
+    SHARED_KIB,
+    choose_tile,
+    choose_tiles,
+    programs,
+    rows_of_tile,
+    shared_bytes,
+)
 
 # experts, topk, H, I of the paper's models, gpt-oss-20b (2880 is divisible by 64 but by no larger power), a tiny one
 SHAPES = [(256, 8, 2048, 512), (512, 10, 2048, 512), (128, 8, 4096, 1408), (32, 4, 2880, 2880), (8, 2, 64, 48)]
