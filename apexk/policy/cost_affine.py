@@ -23,19 +23,9 @@ UNSURE = 0.25
 
 
 @dataclass(frozen=True)
-class AffineCosts:
+class AffineCosts(CostPrior):
     """The fitted lines; coefficients as in `CostPrior` (>= 0, so costs never fall with more work). No work costs nothing,
     except that `cpu_fixed_when_empty` keeps the CPU's `c0`, as the published measurements need it."""
-
-    c0: float
-    a: float
-    b: float
-    s0: float
-    t1: float
-    g0: float
-    g1: float
-    g2: float
-    cpu_fixed_when_empty: bool = False
 
     def cpu_ms(self, experts: int, pairs: int) -> float:
         if not experts:
