@@ -50,25 +50,40 @@ class HostStore:
 
     def w13(self, layer: int) -> torch.Tensor:
         """`[E, 2I, H]` view with a storage of its own, fit to be a module's parameter."""
-        return self.block.w13(self.blocks(layer))
+        return self._part(layer, "w13")
 
     def w2(self, layer: int) -> torch.Tensor:
-        """`[E, H, I]` view. Its storage starts at the first down projection: code that tells tensors apart by the
-        address of their storage (safetensors' check for shared weights) must not take it for `w13`."""
-        start = 2 * self.block.intermediate * self.block.hidden
-        flat = self._tensor(layer, start, self.experts * self.block.stride - start)
-        shape = (self.experts, self.block.hidden, self.block.intermediate)
-        return flat.as_strided(shape, (self.block.stride, self.block.intermediate, 1))
+        """`[E, H, I]` view, likewise."""
+        return self._part(layer, "w2")
+
+    def b13(self, layer: int) -> torch.Tensor | None:
+        """`[E, 2I]` view, likewise; None without biases."""
+        return self._part(layer, "b13")
+
+    def b2(self, layer: int) -> torch.Tensor | None:
+        """`[E, H]` view, likewise; None without biases."""
+        return self._part(layer, "b2")
 
     def addresses(self, layer: int) -> torch.Tensor:
         """Host addresses of a layer's blocks, int64 `[E]`."""
         base = self.blocks(layer).data_ptr()
         return base + torch.arange(self.experts, dtype=torch.int64) * self.block.stride_bytes
 
-    def put(self, layer: int, w13: torch.Tensor, w2: torch.Tensor) -> None:
-        """Copies a layer's experts in: `w13 [E, 2I, H]`, `w2 [E, H, I]`, any strides, the store's dtype."""
-        self.w13(layer).copy_(w13)
-        self.w2(layer).copy_(w2)
+    def put(self, layer: int, w13: torch.Tensor, w2: torch.Tensor, b13: torch.Tensor | None = None, b2: torch.Tensor | None = None) -> None:
+        """Copies a layer's experts in: `w13 [E, 2I, H]`, `w2 [E, H, I]`, `b13 [E, 2I]`, `b2 [E, H]`, any strides, the
+        store's dtype."""
+        for part, values in (("w13", w13), ("w2", w2), ("b13", b13), ("b2", b2)):
+            if part in self.block.shapes:
+                self._part(layer, part).copy_(values)
+
+    def _part(self, layer: int, part: str) -> torch.Tensor | None:
+        """The storage starts at the part's first value: code that tells tensors apart by the address of their storage
+        (safetensors' check for shared weights) must not take two parts for one."""
+        if part not in self.block.shapes:
+            return None
+        start = self.block.start(part)
+        flat = self._tensor(layer, start, self.experts * self.block.stride - start)
+        return flat.as_strided(*self.block.geometry(part, self.experts))
 
     def _tensor(self, layer: int, start: int, count: int) -> torch.Tensor:
         if not 0 <= layer < self.layers:

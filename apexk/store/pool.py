@@ -30,6 +30,14 @@ class Pool:
         """`[slots, H, I]` view."""
         return self.block.w2(self.memory[layer])
 
+    def b13(self, layer: int) -> torch.Tensor | None:
+        """`[slots, 2I]` view, or None."""
+        return self.block.b13(self.memory[layer])
+
+    def b2(self, layer: int) -> torch.Tensor | None:
+        """`[slots, H]` view, or None."""
+        return self.block.b2(self.memory[layer])
+
     def addresses(self, layer: int) -> torch.Tensor:
         """Addresses of a layer's slots, int64 `[slots]`."""
         return self.memory[layer].data_ptr() + torch.arange(self.slots, dtype=torch.int64) * self.block.stride_bytes
