@@ -54,6 +54,7 @@ test-sanitize: setup
 # that such machines carry; for the others the GEMMs of the paper's models. All of it: apexk kernels aot --targets 80,86,89,90,100,120
 gate: setup
 	@$(BIN)/apexk kernels aot --targets 80,86,89,100,120 --gemms
+	@$(BIN)/apexk kernels cuda --aot || { code=$$?; [ $$code = 3 ] || exit $$code; }
 	@$(BIN)/apexk kernels aot --targets 90
 	@$(BIN)/apexk kernels aot --targets 90 --triton 3.6.0 || { code=$$?; [ $$code = 3 ] || exit $$code; }
 
@@ -68,5 +69,5 @@ gpu:
 	@$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m profiling.gpu_suite --part $(PART) $(if $(VIRTUAL),--virtual) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info out out.json .pytest_cache .hypothesis .ruff_cache kernels/cpu/*.so
+	rm -rf $(VENV) build dist *.egg-info out out.json .pytest_cache .hypothesis .ruff_cache kernels/cpu/*.so kernels/cuda/cubin
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

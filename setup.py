@@ -8,7 +8,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-KERNEL_ROOMS = ["triton", "cpu", "bench", "aot"]
+KERNEL_ROOMS = ["triton", "cpu", "cuda", "bench", "aot"]
 
 
 def cpu_build():
@@ -64,6 +64,7 @@ setup(
         "apexk.sim": ["samples/*"],
         "apexk.kernels.aot": ["kept/*.jsonl"],
         "apexk.kernels.cpu": ["src/*", "include/*"],
+        "apexk.kernels.cuda": ["*.cu", "cubin/*"],
     },
     install_requires=["torch>=2.11", "transformers>=5.17", "safetensors>=0.5", "numpy", "nvtx>=0.2.11"],
     extras_require={

@@ -21,6 +21,7 @@ ALLOWED = {
     "apexk/kernels/": set(),
     "kernels/triton/": {"torch", "triton"},
     "kernels/cpu/": {"torch", "numpy"},
+    "kernels/cuda/": {"torch", "apexk.kernels.triton", "apexk.kernels.aot"},
     "kernels/aot/": {"torch", "triton", "apexk.kernels.triton"},
     "kernels/bench/": {"torch", "numpy", "apexk.kernels", "apexk.timeline"},
     "apexk/store/": {"torch", "apexk.kernels"},

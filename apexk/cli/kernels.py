@@ -12,6 +12,9 @@ MODES = {
         "check": ("apexk.kernels.bench.check_cpu", "compare every instruction set of this machine with the float64 reference"),
         "bench": ("apexk.kernels.bench.run", "check, then time beside torch, against measured roofs"),
     },
+    "cuda": {
+        "aot": ("apexk.kernels.cuda.gate", "compile with nvcc for named GPUs: registers, spills, width of reads and stores"),
+    },
     "triton": {
         "check": ("apexk.kernels.bench.check", "compare every Triton kernel with its reference, on the GPU or in the interpreter"),
         "aot": ("apexk.kernels.aot.gate", "compile for named GPUs: registers, spills, shared memory, SASS counts"),

@@ -56,7 +56,7 @@ def analyse(launch: Launch, target: int, label: str = "") -> Report:
     meta = compiled.metadata
     regs, spills, version = _ptxas(compiled.asm["ptx"], target, bool(getattr(meta, "enable_fp_fusion", True)))
     try:
-        everything, loop, note = *count(_disassemble(compiled.asm["cubin"])), ""
+        everything, loop, note = *count(disassemble(compiled.asm["cubin"])), ""
     except RuntimeError as error:  # an older wheel's disassembler may not know a newer target
         everything, loop, note = Counts(), Counts(), str(error)
     warps = int(getattr(meta, "total_num_warps", None) or meta.num_warps)
@@ -98,7 +98,8 @@ def _number(pattern, text) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _disassemble(cubin: bytes) -> str:
+def disassemble(cubin: bytes) -> str:
+    """SASS of a cubin by the tools in the Triton wheel. Raises RuntimeError where they do not know its target."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -1,0 +1,82 @@
+"""The gate of the CUDA kernels: they must compile for every target without spills and move weights 128 bits at a time.
+
+`main` is the entry of `apexk kernels cuda --aot`. Exit code 3 where nvcc is missing: nothing was looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from apexk.kernels.aot.compile import disassemble
+from apexk.kernels.aot.sass import Counts, count
+from apexk.kernels.aot.targets import TARGETS, occupancy
+
+from . import build
+from .slots import THREADS
+
+WIDE = 8  # UNROLL of slot_gather.cu: reads that a thread has under way, and the stores that follow
+WARPS = {"slot_gather": THREADS // 32, "slot_ready": 1}
+COLUMNS = ("kernel", "sm", "regs", "spill", "shared", "blocks", "loads", "stores", "local")
+
+
+def failures(made: build.Compiled, counts: Counts) -> list[str]:
+    """What is wrong with one cubin; empty when nothing is."""
+    wrong = []
+    if made.spill_bytes or counts.local:
+        wrong.append(f"{made.spill_bytes} bytes spilled, {counts.local} instructions on local memory: lower UNROLL")
+    if made.kernel == "slot_gather":
+        for what, widths in (("reads", counts.loads), ("stores", counts.stores)):
+            if widths[128] != WIDE:
+                wrong.append(f"{what} are {dict(widths)} (bits: number), wanted {WIDE} of 128 bits a thread")
+    if counts.atomics < 1:
+        wrong.append("no atomic instruction: nothing raises the flag")
+    return wrong
+
+
+def row(made: build.Compiled, counts: Counts) -> tuple:
+    blocks = occupancy(made.target, made.regs, made.shared_bytes, WARPS[made.kernel]).blocks
+    return made.kernel, made.target, made.regs, made.spill_bytes, made.shared_bytes, blocks, _plain(counts.loads), _plain(counts.stores), counts.local
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(prog="apexk kernels cuda --aot", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--targets", default=",".join(map(str, build.TARGETS)), help="compute capabilities, 86 for 8.6 (%(default)s)")
+    parser.add_argument("--json", metavar="PATH", help="write every figure here")
+    args = parser.parse_args(argv)
+    targets = [int(t) for t in args.targets.split(",")]
+    unknown = [t for t in targets if t not in TARGETS]
+    if unknown:
+        parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    compiler = build.nvcc()
+    if compiler is None:
+        print("!!! NOT COVERED: the CUDA kernels; nvcc was not found (install the CUDA toolkit, or name its compiler in NVCC)", file=sys.stderr)
+        return 3
+    rows, wrong = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for kernel in build.KERNELS:
+            for target in targets:
+                try:
+                    made = build.compile_one(kernel, target, Path(folder))
+                    counts, _ = count(disassemble(made.path.read_bytes()))
+                except RuntimeError as error:
+                    wrong.append(f"sm_{target} {kernel}: {error}")
+                    continue
+                rows.append(row(made, counts))
+                wrong += [f"sm_{target} {kernel}: {text}" for text in failures(made, counts)]
+    print(f"nvcc {build.version(compiler)}")
+    cells = [COLUMNS, *[tuple(map(str, r)) for r in rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print("\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells))
+    print("\n".join(f"FAILED {text}" for text in wrong) + ("\n" if wrong else "") + f"{len(rows)} cubins, {len(wrong)} failures")
+    if args.json:
+        Path(args.json).write_text(json.dumps([dict(zip(COLUMNS, r, strict=True)) for r in rows], indent=1))
+    return 1 if wrong else 0
+
+
+def _plain(counter: Counter) -> str:
+    return " ".join(f"{n}x{bits}" for bits, n in sorted(counter.items())) or "-"
