@@ -7,7 +7,9 @@ import ctypes
 import torch
 from torch import nn
 
-from apexk.hf.inspect import PARTS, Experts, rows_of
+from apexk.hf.inspect import Experts
+from apexk.hf.layouts import put
+from apexk.hf.stored import Place, StoredParameter, hide, show
 from apexk.store.host_store import HostStore, anonymous_tensor
 
 _libc = ctypes.CDLL(None)
@@ -24,6 +26,7 @@ class StoreViews:
 
     def __init__(self, experts: Experts, store: HostStore):
         self._experts, self._store = experts, store
+        self._layout = experts.layout
         self._pointers: dict[int, tuple[int, ...]] = {}
         self._versions: dict[int, tuple[int, ...]] = {}
 
@@ -33,12 +36,9 @@ class StoreViews:
             # tensors made in inference mode could not be written to outside of it
             with torch.inference_mode(False), torch.no_grad():
                 for layer in range(len(self._experts.blocks)):
-                    self._store.put(layer, *rows_of(self._experts.family, self._experts.weights(layer)))
-                    views = self._views(layer)
-                    self._pointers[layer] = tuple(view.data_ptr() for view in views)
-                    for parameter, view in zip(self._parameters(layer), views, strict=True):
-                        parameter.data = view
-                    self._versions[layer] = self._version(layer)
+                    parameters = self._parameters(layer)
+                    put(self._layout, [p.detach() for p in parameters], self._store, layer)
+                    self._point(layer, parameters)
                     _trim()
         except BaseException:
             self.release()
@@ -50,7 +50,9 @@ class StoreViews:
         with torch.inference_mode(False), torch.no_grad():
             for layer in list(self._pointers):
                 for parameter, pointer in zip(self._parameters(layer), self._pointers[layer], strict=True):
-                    if parameter.data_ptr() == pointer:
+                    if isinstance(parameter, StoredParameter):
+                        show(parameter, anonymous_tensor(tuple(parameter.shape), self._store.block.dtype))
+                    elif parameter.data_ptr() == pointer:
                         parameter.data = anonymous_tensor(tuple(parameter.shape), parameter.dtype).copy_(parameter.detach())
                 self._store.drop(layer)
                 del self._pointers[layer]
@@ -67,14 +69,27 @@ class StoreViews:
         self._versions[layer] = version
         return True
 
+    def _point(self, layer: int, parameters: list[nn.Parameter]) -> None:
+        shapes = tuple(p.shape for p in parameters)
+        views = {name: view(self._store, layer) for name, view in self._layout.views.items()}
+        # known before the first one moves: an interrupt in between must find them
+        self._pointers[layer] = tuple(views[n].data_ptr() if n in views else -1 for n in self._layout.names)
+        for name, parameter in zip(self._layout.names, parameters, strict=True):
+            if name in views:
+                parameter.data = views[name]
+            else:
+                hide(parameter, Place(self._layout, name, self._store, layer, shapes, type(parameter)))
+        self._pointers[layer] = tuple(p.data_ptr() for p in parameters)
+        self._versions[layer] = self._version(layer)
+
     def _version(self, layer: int) -> tuple[int, ...]:
-        return tuple(0 if p.is_inference() else p._version for p in self._parameters(layer))
+        return tuple(_version(p) for p in self._parameters(layer))
 
     def _parameters(self, layer: int) -> list[nn.Parameter]:
-        weights = self._experts.weights(layer)
-        return [getattr(weights, part) for part in PARTS]
+        return self._layout.parameters(self._experts.weights(layer))
 
-    def _views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The store's memory in the shapes of the model's parameters."""
-        views = self._store.w13(layer), self._store.w2(layer)
-        return tuple(v.transpose(1, 2) for v in views) if self._experts.family.columns else views
+
+def _version(parameter: nn.Parameter) -> int:
+    if isinstance(parameter, StoredParameter):
+        return parameter.place.writes
+    return 0 if parameter.is_inference() else parameter._version

@@ -33,7 +33,11 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
     parameters become views of one host store, moved layer by layer. Raises `UnsupportedModel`, RuntimeError (already
     swapped), TypeError, ValueError or OSError (timeline) with the model as it was.
     """
-    config = config or ApexConfig()
+    return take_over(model, config or ApexConfig())
+
+
+def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = None) -> Handle:
+    """`swap`; with a `filled` store (the loader's) the model's own expert parameters are only placeholders of the right shapes."""
     if not isinstance(config, ApexConfig):
         raise TypeError(f"config is {type(config).__name__}, wanted ApexConfig")
     machine = hardware.load(config.hardware)
@@ -51,7 +55,7 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
     # tensors made in inference mode could not be written to outside of it
     with torch.inference_mode(False), ExitStack() as undo:
         timeline = undo.enter_context(Timeline(config.timeline))
-        store = HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
+        store = filled or HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
         halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,
                         weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic,
                         threads=config.threads)
@@ -67,7 +71,7 @@ def swap(model: nn.Module, config: ApexConfig | None = None) -> Handle:
         handle = Handle(model, config, settings, machine, experts, views, store, device, timeline)
         timeline.header(**handle.header())
         undo.callback(handle.restore)
-        views.adopt()
+        views.adopt(filled=filled is not None)
         rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")))
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)
         for layer, block in enumerate(experts.blocks):
