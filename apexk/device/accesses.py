@@ -1,7 +1,7 @@
 """What each operation reads and writes, by name; for the timeline's rows and for the ordering check.
 
 `x`, `routing`, `prediction`, `rows` and `out` are buffers that every layer uses again; slots and host blocks belong to
-their layer. `rows.e7` are the weighted rows of expert 7's pairs.
+their layer. `rows.e7` are the weighted rows of expert 7's pairs; the parts of a long input take turns in `rows0` and `rows1`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ def predict() -> Names:
     return ["x"], ["prediction"]
 
 
-def host_ffn(experts: Iterable[int]) -> Names:
-    return ["x", "routing"], [f"rows.e{e}" for e in experts]
+def host_ffn(experts: Iterable[int], buffer: int | None) -> Names:
+    return ["x", "routing"], [f"{_rows(buffer)}.e{e}" for e in experts]
 
 
-def slot_ffn(layer: int, slots: Mapping[int, int]) -> Names:
-    return ["x", "routing", *(slot_name(layer, s) for s in slots.values())], [f"rows.e{e}" for e in slots]
+def slot_ffn(layer: int, slots: Mapping[int, int], buffer: int | None) -> Names:
+    return ["x", "routing", *(slot_name(layer, s) for s in slots.values())], [f"{_rows(buffer)}.e{e}" for e in slots]
 
 
 def copy(layer: int, expert: int, slot: int) -> Names:
     return [f"host.L{layer}.e{expert}"], [slot_name(layer, slot)]
 
 
-def combine(experts: Iterable[int]) -> Names:
-    return [f"rows.e{e}" for e in experts], ["out"]
+def combine(experts: Iterable[int], buffer: int | None) -> Names:
+    return [f"{_rows(buffer)}.e{e}" for e in experts], ["out"]
+
+
+def _rows(buffer: int | None) -> str:
+    return "rows" if buffer is None else f"rows{buffer}"

@@ -8,7 +8,7 @@ operation names what it reads and writes, so that an ordering check needs no GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -31,8 +31,10 @@ class Rows:
     """The MoE input of one layer and its exact routing.
 
     With tensors: `x [T, H]` in the weight dtype, `topk_ids [T, topk]` int64, `topk_weights [T, topk]` float32, and
-    `pairs [T*topk, H]` float32, which the GPU and CPU halves fill row by row (row t*topk+k). Without tensors (a
-    simulation) `loads` holds the routing's token loads and `predicted` the next layer's (loads, score sums).
+    `pairs [T*topk, H]` float32, which the device provides and the GPU and CPU halves fill row by row (row t*topk+k).
+    Without tensors (a simulation) `loads` holds the routing's token loads and `predicted` the next layer's (loads, score
+    sums). Long inputs are run in `parts`, views of consecutive tokens whose `loads` the routing event fills; parts share
+    two `pairs` buffers in turn, so the memory of a layer is bounded whatever the number of tokens.
     """
 
     tokens: int
@@ -43,6 +45,29 @@ class Rows:
     pairs: torch.Tensor | None = None
     loads: Mapping[int, int] | None = None
     predicted: tuple[Mapping[int, int], Mapping[int, float]] | None = None
+    start: int = 0  # of a part: its first token
+    buffer: int | None = None  # of a part: which of the two `pairs` buffers is its
+    parts: list[Rows] = field(default_factory=list)  # empty where the input is run whole
+
+    def split(self, tokens: int) -> list[Rows]:
+        """Parts of at most `tokens` tokens each, none where that is one part. A simulation's parts are as they were given."""
+        if self.x is None:
+            return self.parts
+        if self.tokens <= tokens:
+            return []
+        parts = []
+        for number, start in enumerate(range(0, self.tokens, tokens)):
+            x, ids, weights = (tensor[start : start + tokens] for tensor in (self.x, self.topk_ids, self.topk_weights))
+            parts.append(Rows(x.shape[0], self.topk, x, ids, weights, start=start, buffer=number % 2))
+        return parts
+
+    def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The tokens of this part in a tensor of the whole input's `[T, H]`."""
+        return None if tensor is None else tensor[self.start : self.start + self.tokens]
+
+
+class CopyFailed(RuntimeError):
+    """An exact copy could not be issued: nothing is under way, and its slot holds nothing usable."""
 
 
 class Event(Protocol):
@@ -102,7 +127,8 @@ class Device(Protocol):
         """Marks the dense work before this layer's router (attention)."""
 
     def read_back(self, at: At, rows: Rows) -> dict[int, int]:
-        """Token loads of the active experts, on the host. The routing event; the only blocking sync of a layer.
+        """Token loads of the active experts, on the host; those of each of `rows.parts` too, in its `loads`. The routing
+        event; the only blocking sync of a layer.
 
         Everything before it on the compute stream is done when it returns. So a slot that the engine gives to a copy has
         no reader left: victims are never active in this layer, and earlier layers' kernels have ended.
@@ -118,11 +144,11 @@ class Device(Protocol):
     def abandon(self, at: At, running: Running) -> None:
         """Drops the running speculative copy; its slot then holds nothing usable."""
 
-    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Event:
-        """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`."""
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Event] = ()) -> Event:
+        """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`; in the order of the calls."""
 
     def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Event] = ()) -> Event:
-        """Exact copy of this layer's `expert` into `slot`, in the order of the calls."""
+        """Exact copy of this layer's `expert` into `slot`, in the order of the calls. Raises `CopyFailed`."""
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""

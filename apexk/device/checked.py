@@ -80,16 +80,16 @@ class CheckedDevice:
         self.inner.abandon(at, inner)
         self._host_learns(clock)
 
-    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Checked:
-        clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts))
-        return Checked(self.inner.run_host(at, rows, experts, loads), clock)
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Checked] = ()) -> Checked:
+        clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts, rows.buffer), after)
+        return Checked(self.inner.run_host(at, rows, experts, loads, _inner(after)), clock)
 
     def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Checked] = ()) -> Checked:
         clock = self._run("h2d", f"exact copy of expert {expert} of layer {at.layer}", accesses.copy(at.layer, expert, slot), after)
         return Checked(self.inner.copy_expert(at, expert, slot, _inner(after)), clock)
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Checked]) -> Checked:
-        clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(at.layer, slots), after)
+        clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(at.layer, slots, rows.buffer), after)
         return Checked(self.inner.run_slots(at, rows, slots, loads, kind, _inner(after)), clock)
 
     def predict(self, at: At, rows: Rows, router) -> Ticket:
@@ -108,7 +108,7 @@ class CheckedDevice:
         self.inner.speculate(at, queue, _inner(after))
 
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Checked]) -> Checked:
-        clock = self._run("gpu", f"merge of layer {at.layer}", accesses.combine(experts), after)
+        clock = self._run("gpu", f"merge of layer {at.layer}", accesses.combine(experts, rows.buffer), after)
         return Checked(self.inner.combine(at, rows, experts, out, shared, _inner(after)), clock)
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:

@@ -27,6 +27,7 @@ class HostWork:
     start: int
     experts: list[int]
     pairs: int
+    buffer: int | None
     end: int | None = None
 
 
@@ -61,10 +62,10 @@ class CpuDevice:
         self._row("route", "host", at, start, self._now(), accesses.route(), tokens=rows.tokens)
         return loads
 
-    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> HostWork:
-        start = self._now()
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Done] = ()) -> HostWork:
+        start = self._now()  # what it comes after is done: merges run on the calling thread
         job = self.halves.submit_host(at.layer, rows, experts)
-        return HostWork(job, at, start, list(experts), sum(loads[e] for e in experts))
+        return HostWork(job, at, start, list(experts), sum(loads[e] for e in experts), rows.buffer)
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out, shared, after: Sequence[HostWork]) -> Done:
         for work in after:
@@ -72,7 +73,7 @@ class CpuDevice:
         start = self._now()
         self.halves.combine(rows, out, shared)
         self._last_end = self._now()
-        self._row("combine", "host", at, start, self._last_end, accesses.combine(experts), tokens=rows.tokens)
+        self._row("combine", "host", at, start, self._last_end, accesses.combine(experts, rows.buffer), tokens=rows.tokens)
         return Done(start, self._last_end)
 
     def synchronize(self) -> None:
@@ -126,7 +127,7 @@ class CpuDevice:
         if work.job is not None:
             work.job.wait()
         work.end = self._now()
-        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts), experts=work.experts, tokens=work.pairs)
+        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts, work.buffer), experts=work.experts, tokens=work.pairs)
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._zero

@@ -31,14 +31,14 @@ class Halves:
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
         self.pool = Pool(store.layers, slots, store.block)
         self.ffn = HostFFN(threads=threads)
+        self._part_pairs: dict[int, torch.Tensor] = {}  # the two buffers of `Rows.parts`, made when first needed
         self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
 
     def begin(self, rows: Rows) -> dict[int, int]:
-        """Makes room for the layer's weighted rows, NaN until computed, and counts the token load of every active expert."""
-        rows.pairs = torch.full((rows.tokens * rows.topk, rows.x.shape[1]), float("nan"))
-        counts = torch.bincount(rows.topk_ids.reshape(-1), minlength=self.store.experts)
-        active = counts.nonzero().reshape(-1)
-        return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
+        """Counts the token load of every active expert, of the whole and of each part."""
+        for part in rows.parts:
+            part.loads = self._count(part.topk_ids)
+        return self._count(rows.topk_ids)
 
     def run_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> None:
         self._native(self._host_blocks[layer], rows, experts)
@@ -47,8 +47,8 @@ class Halves:
         """As `run_host`, but returns while the workers compute; None where there is nothing to do."""
         if not experts:
             return None
-        return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, rows.pairs,
-                               intermediate=self.store.block.intermediate, **self._rule)
+        return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, self._pairs(rows),
+                               intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule)
 
     def run_slots(self, layer: int, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":
@@ -58,8 +58,8 @@ class Halves:
             return
         slot_of = torch.full((self.store.experts,), -1, dtype=torch.int32)
         slot_of[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
-        moe_ffn_ref(rows.x, self.pool.w13(layer), self.pool.w2(layer), rows.topk_ids, rows.topk_weights, slot_of, rows.pairs,
-                    compute_dtype=torch.float32, **self._rule)
+        moe_ffn_ref(rows.x, self.pool.w13(layer), self.pool.w2(layer), rows.topk_ids, rows.topk_weights, slot_of, self._pairs(rows),
+                    b13=self.pool.b13(layer), b2=self.pool.b2(layer), compute_dtype=torch.float32, **self._rule)
 
     def predict(self, rows: Rows, router: Router) -> tuple[dict[int, int], dict[int, float]]:
         ids, weights = router(rows.x)
@@ -68,7 +68,7 @@ class Halves:
         return {e: int(loads[e]) for e in active}, {e: float(scores[e]) for e in active}
 
     def combine(self, rows: Rows, out: torch.Tensor, shared: torch.Tensor | None) -> None:
-        combine_ref(rows.pairs, rows.topk, out, shared)
+        combine_ref(self._pairs(rows), rows.topk, out, shared)
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""
@@ -81,6 +81,25 @@ class Halves:
     def close(self) -> None:
         self.ffn.close()
 
+    def _count(self, topk_ids: torch.Tensor) -> dict[int, int]:
+        counts = torch.bincount(topk_ids.reshape(-1), minlength=self.store.experts)
+        active = counts.nonzero().reshape(-1)
+        return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
+
+    def _pairs(self, rows: Rows) -> torch.Tensor:
+        """Room for the weighted rows, NaN until computed."""
+        if rows.pairs is None:
+            shape = (rows.tokens * rows.topk, rows.x.shape[1])
+            if rows.buffer is None:
+                rows.pairs = torch.empty(shape)
+            else:
+                buffer = self._part_pairs.get(rows.buffer)
+                if buffer is None or buffer.shape[0] < shape[0] or buffer.shape[1] != shape[1]:
+                    buffer = self._part_pairs[rows.buffer] = torch.empty(shape)
+                rows.pairs = buffer[: shape[0]]
+            rows.pairs.fill_(float("nan"))
+        return rows.pairs
+
     def _native(self, blocks: torch.Tensor, rows: Rows, experts: Sequence[int]) -> None:
-        self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, rows.pairs,
-                     intermediate=self.store.block.intermediate, **self._rule)
+        self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, self._pairs(rows),
+                     intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule)

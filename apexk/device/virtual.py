@@ -99,12 +99,12 @@ class VirtualDevice:
         if self.halves:
             self.halves.poison(copy.layer, copy.slot)
 
-    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int]) -> Span:
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Span] = ()) -> Span:
         pairs = sum([loads[e] for e in experts])
         if self.halves and experts:
             self.halves.run_host(at.layer, rows, experts)
-        return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), experts=experts, tokens=pairs,
-                         names=(accesses.host_ffn, experts))
+        return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), after, experts=experts, tokens=pairs,
+                         names=(accesses.host_ffn, experts, rows.buffer))
 
     def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span] = ()) -> Span:
         first, self._exact_batch = self._exact_batch != at, at
@@ -120,7 +120,7 @@ class VirtualDevice:
         if self.halves:
             self.halves.run_slots(at.layer, rows, slots)
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
-                         names=(accesses.slot_ffn, at.layer, slots))
+                         names=(accesses.slot_ffn, at.layer, slots, rows.buffer))
 
     def predict(self, at: At, rows: Rows, router) -> Ticket:
         span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=(accesses.predict,))
@@ -140,7 +140,7 @@ class VirtualDevice:
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)
-        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=(accesses.combine, experts))
+        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=(accesses.combine, experts, rows.buffer))
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         if self.halves:

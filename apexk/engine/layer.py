@@ -3,29 +3,39 @@
 `submit` goes from the exact routing to everything launched; `join` merges. Between the two the caller may run what
 overlaps (a shared expert). The order of operations is the design's: CPU experts start, exact copies start, resident
 slots run, the next layer is predicted, arrived slots run, the channel turns to speculation, the halves are merged.
+A long input is planned once, copied for once and run in parts (`Rows.parts`): what belongs to the first part is
+launched by `submit`, the rest by `join`, so that the GPU's work on a part overlaps the CPU's on the one before.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from apexk.device.base import At, Event, Router, Rows, Ticket, wait_for
+from apexk.device.base import At, CopyFailed, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
 from apexk.engine.runtime import Engine
 from apexk.policy import check_plan, decision_to_dict, exact_candidates
 from apexk.policy.types import Plan, Prediction, RouteView
 
+log = logging.getLogger("apexk")
+
 
 @dataclass
 class LayerTask:
-    """A submitted layer: what `join` has to wait for."""
+    """A submitted layer: what `join` has to launch and to wait for."""
 
     at: At
-    rows: Rows
+    parts: list[Rows]  # the whole input where it is one
     loads: dict[int, int]
+    cpu: tuple[int, ...]
+    resident: tuple[int, ...]
+    arrived: tuple[int, ...]  # copied for this layer; waves have none left
     events: LayerEvents
+    hosts: list[Event | None]  # by part: its CPU rows are back
     predicted: Event | None  # the prediction has read x
 
 
@@ -34,6 +44,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     device, policy = engine.device, engine.policy
     at = engine.enter(layer, phase)
     device.begin_layer(at)
+    rows.parts = rows.split(engine.settings.part_tokens)
     loads = device.read_back(at, rows)
     if engine.recorder is not None:
         engine.recorder(at, rows, next_router)
@@ -45,40 +56,52 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
 
     unassigned = max(plan.estimates[0]) if plan.estimates else None
     estimated = None if plan.est_cpu_ms is None else max(plan.est_cpu_ms, plan.est_gpu_ms)
-    events = LayerEvents(at, device.now_ms(), len(plan.cpu), sum([loads[e] for e in plan.cpu]), 0, layer == engine.shape.layers - 1, rows.tokens, unassigned, estimated)
-    if plan.cpu or (device.host_runs_empty and policy.uses_cpu):
-        events.host = device.run_host(at, rows, plan.cpu, loads)
+    events = LayerEvents(at, device.now_ms(), layer == engine.shape.layers - 1, rows.tokens, unassigned, estimated)
     in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))
-    arrived = () if in_waves else _copy(engine, at, view, plan, events)
+    rows.loads = loads
+    # waves take slots again within the layer, so no part could come back to them: they run whole
+    parts = [rows] if in_waves or not rows.parts else rows.parts
+    first = parts[0]
+    hosts = [_start_host(engine, events, first, plan.cpu)]
+    arrived, failed = ((), ()) if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
-        _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
+        _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
         ticket = _predict(engine, at, rows, next_router)
-        _run_waves(engine, events, rows, view, plan)
+        failed = _run_waves(engine, events, rows, view, plan)
     elif engine.resident_first:
-        _launch(engine, events, rows, plan.gpu_resident, loads, "gpu.resident")
+        _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
         ticket = _predict(engine, at, rows, next_router)
-        _launch(engine, events, rows, arrived, loads, "gpu.arrived")
+        _launch(engine, events, first, arrived, "gpu.arrived")
     else:
         ticket = _predict(engine, at, rows, next_router)
-        _launch(engine, events, rows, plan.gpu_resident + arrived, loads, "gpu.arrived" if arrived else "gpu.resident")
+        _launch(engine, events, first, plan.gpu_resident + arrived, "gpu.arrived" if arrived else "gpu.resident")
+    if failed:  # the lane is in order: the later event stands for both
+        hosts[0] = _start_host(engine, events, first, failed)
+    if len(parts) > 1:
+        hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
     if ticket is not None:
         predicted = device.take_prediction(ticket)
         if predicted is not None:
             engine.speculate(at, Prediction(*predicted))
-    if not policy.keeps_fetched and not in_waves:
-        for expert in plan.exact_fetch:
-            engine.slots[layer].land(expert)  # who takes its slot comes a step later
-            engine.slots[layer].evict(expert)
-    _count(engine, view, plan, len(events.copies))
-    return LayerTask(at, rows, loads, events, ticket.event if ticket else None)
+    _count(engine, view, plan, len(events.copies), failed)
+    return LayerTask(at, parts, loads, plan.cpu + failed, plan.gpu_resident, arrived, events, hosts, ticket.event if ticket else None)
 
 
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
-    events = task.events
-    # x may be written again once this layer is merged, so the merge also waits for the prediction, which reads it
-    after = wait_for(events.host, task.predicted)
-    events.combined = engine.device.combine(task.at, task.rows, task.loads, out, shared, after)
+    events, parts, hosts = task.events, task.parts, task.hosts
+    for number, part in enumerate(parts):
+        if number + 1 < len(parts):
+            _launch(engine, events, parts[number + 1], task.resident + task.arrived, "gpu.resident")
+        # x may be written again once this layer is merged, so the last merge also waits for the prediction, which reads it
+        after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None)
+        events.combined = engine.device.combine(task.at, part, part.loads, part.of(out), part.of(shared), after)
+        if number + 2 < len(parts):  # its buffer has been merged
+            hosts.append(_start_host(engine, events, parts[number + 2], task.cpu, wait_for(events.combined)))
+    if not engine.policy.keeps_fetched:
+        for expert in task.arrived:
+            engine.slots[task.at.layer].land(expert)  # who takes its slot comes a step later
+            engine.slots[task.at.layer].evict(expert)
     engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
     engine.observer.add(events)
     engine.leave()
@@ -98,19 +121,43 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     )
 
 
-def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEvents) -> tuple[int, ...]:
-    """Issues the exact copies; returns every expert that will have arrived, a running speculative copy included."""
-    slots = engine.slots[at.layer]
+def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequence[int], after: tuple[Event, ...] = ()) -> Event | None:
+    """The CPU's share of `rows`."""
+    device, loads = engine.device, rows.loads
+    experts = [e for e in experts if e in loads]
+    if not experts and not (device.host_runs_empty and engine.policy.uses_cpu):
+        return None
+    events.cpu_experts += len(experts)
+    events.cpu_pairs += sum([loads[e] for e in experts])
+    events.host = device.run_host(events.at, rows, experts, loads, after)
+    return events.host
+
+
+def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEvents) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Issues the exact copies; returns every expert that will have arrived, a running speculative copy included, and those
+    whose copy failed: the CPU computes them."""
     fetch = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
-    for expert, slot in zip(fetch, engine.take_slots(at.layer, fetch, frozenset(view.loads), at.step), strict=True):
-        event = engine.device.copy_expert(at, expert, slot)
-        slots.begin(expert, slot, event)
-        events.copies.append(event)
-    return plan.exact_fetch
+    places = zip(fetch, engine.take_slots(at.layer, fetch, frozenset(view.loads), at.step), strict=True)
+    failed = tuple(expert for expert, slot in places if not _copy_one(engine, events, expert, slot))
+    return tuple(e for e in plan.exact_fetch if e not in failed), failed
 
 
-def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView, plan: Plan) -> None:
-    """More copies than slots: as many as fit are copied and run, then their slots serve the next ones.
+def _copy_one(engine: Engine, events: LayerEvents, expert: int, slot: int, after: tuple[Event, ...] = ()) -> bool:
+    """Whether the copy is under way; `slot` is free, and stays so where it is not."""
+    at = events.at
+    try:
+        event = engine.device.copy_expert(at, expert, slot, after)
+    except CopyFailed as error:
+        log.warning("layer %d, step %d: expert %d runs on the CPU, its copy failed: %s", at.layer, at.step, expert, error)
+        return False
+    engine.slots[at.layer].begin(expert, slot, event)
+    events.copies.append(event)
+    return True
+
+
+def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView, plan: Plan) -> tuple[int, ...]:
+    """More copies than slots: as many as fit are copied and run, then their slots serve the next ones. Returns the experts
+    whose copy failed.
 
     The first wave spares the active residents; they have been launched, so later waves may take their slots too. Policies
     that keep nothing use the free slots only, and free them again.
@@ -118,26 +165,28 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
     at, slots, keeps = events.at, engine.slots[events.at.layer], engine.policy.keeps_fetched
     waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
     landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
-    spared, read = frozenset(view.loads), ()
+    spared, read, failed = frozenset(view.loads), (), []
     while waiting or landing:
         room = len(slots.free())
         if keeps:
             room += len(exact_candidates(slots.resident(), spared, slots.loading()))
         wave, waiting = waiting[:room], waiting[room:]
+        copied = []
         for expert, slot in zip(wave, engine.take_slots(at.layer, wave, spared, at.step), strict=True):
-            event = engine.device.copy_expert(at, expert, slot, read)
-            slots.begin(expert, slot, event)
-            events.copies.append(event)
-        _launch(engine, events, rows, (*landing, *wave), view.loads, "gpu.arrived")
-        for expert in (*landing, *wave):
+            (copied if _copy_one(engine, events, expert, slot, read) else failed).append(expert)
+        _launch(engine, events, rows, (*landing, *copied), "gpu.arrived")
+        for expert in (*landing, *copied):
             slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
             if not keeps:
                 slots.evict(expert)
         landing, spared, read = (), frozenset(), wait_for(events.launches[-1][1] if events.launches else None)
+    return tuple(failed)
 
 
-def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], loads: dict[int, int], kind: str) -> None:
+def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], kind: str) -> None:
     """Runs slots once their copies are done."""
+    loads = rows.loads
+    experts = [e for e in experts if e in loads]
     if not experts:
         return
     slots = engine.slots[events.at.layer]
@@ -165,12 +214,13 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
     )
 
 
-def _count(engine: Engine, view: RouteView, plan: Plan, copies: int) -> None:
+def _count(engine: Engine, view: RouteView, plan: Plan, copies: int, failed: tuple[int, ...]) -> None:
     totals = engine.totals[view.phase]
     totals.active += len(view.loads)
     totals.hits += sum(map(view.resident.__contains__, view.loads))
     totals.exact += copies
     totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert
-    totals.cpu_experts += len(plan.cpu)
-    totals.cpu_pairs += sum([view.loads[e] for e in plan.cpu])
+    totals.failed_copies += len(failed)
+    totals.cpu_experts += len(plan.cpu) + len(failed)
+    totals.cpu_pairs += sum([view.loads[e] for e in plan.cpu + failed])

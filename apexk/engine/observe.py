@@ -16,14 +16,14 @@ class LayerEvents:
 
     at: At
     routed_ms: float
-    cpu_experts: int
-    cpu_pairs: int
-    gpu_pairs: int
     last_of_step: bool
     tokens: int
     unassigned_ms: float | None = None  # the plan's estimate for no copy
     estimated_ms: float | None = None  # and for what it chose
-    host: Event | None = None
+    cpu_experts: int = 0  # counted once for each part that they run for, as are the kernels'
+    cpu_pairs: int = 0
+    gpu_pairs: int = 0
+    host: Event | None = None  # the last of the CPU's
     launches: list[tuple[int, Event]] = field(default_factory=list)  # (experts, event) of each expert kernel
     copies: list[Event] = field(default_factory=list)  # exact copies, in order
     combined: Event | None = None

@@ -21,6 +21,7 @@ class Totals:
     speculative: int = 0  # speculative copies begun
     used: int = 0  # of those: run from their slot in the layer and step they were made for
     abandoned: int = 0  # of those: stopped before they were complete
+    failed_copies: int = 0  # exact copies that could not be issued; the CPU computed their experts
     cpu_experts: int = 0
     cpu_pairs: int = 0
     estimated: int = 0  # layers whose plan estimated its paths

@@ -5,6 +5,9 @@ import ast
 import importlib
 import sys
 import types
+from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from test_timeline import POLICIES, RULES
 import apexk.engine
 from apexk.device.base import Rows
 from apexk.device.checked import CheckedDevice, OrderError
+from apexk.timeline.writer import Timeline
 
 ENGINE = Path(apexk.engine.__file__).parent
 
@@ -65,6 +69,37 @@ def interrupted(rules):
     engine_layer = importlib.import_module("apexk.engine.layer")
     engine_layer.submit(engine, 0, Rows(tokens=8, topk=4, loads=steps[0][0][0]), "decode")
     engine_layer.join(engine, engine_layer.submit(engine, 0, Rows(tokens=8, topk=4, loads=steps[0][0][0]), "decode"))
+
+
+def in_parts(policy, rules, timeline=None):
+    """Long inputs, each run in five parts that take turns in two buffers."""
+    steps, popularity = trace(3, 40)
+    engine = run_engine(policy, 6, steps[:1], popularity, 40, timeline, settings=rules, wrap=checked)
+    engine_layer = importlib.import_module("apexk.engine.layer")
+    for loads, _ in steps[1:4]:
+        for layer, whole in enumerate(loads):
+            rows = Rows(tokens=40, topk=4, loads=whole)
+            for number in range(5):
+                part = {e: n // 5 + (number < n % 5) for e, n in whole.items()}
+                rows.parts.append(Rows(8, 4, loads={e: n for e, n in part.items() if n}, start=8 * number, buffer=number % 2))
+            engine_layer.join(engine, engine_layer.submit(engine, layer, rows, "prefill"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_parts_are_ordered_and_copied_for_once(policy):
+    timeline = Timeline(None, keep=True)
+    in_parts(policy, RULES[0], timeline)
+    steps, _ = trace(3, 40)
+    key = itemgetter("step", "layer")
+    for (step, layer), rows in groupby(sorted(timeline.rows, key=key), key):
+        copied, pairs = Counter(), 0
+        for row in rows:
+            if row["kind"] == "copy.exact":
+                copied.update(row["experts"])
+            if row["kind"] in ("host.ffn", "gpu.resident", "gpu.arrived"):
+                pairs += row["tokens"]
+        assert not copied or max(copied.values()) == 1
+        assert pairs == sum(steps[step][0][layer].values())
 
 
 def test_a_restart_is_ordered():
@@ -128,3 +163,4 @@ def test_each_order_is_needed(path, number, monkeypatch):
             for policy, capacity in (("apex", 6), ("sa_only", 6), ("mixtral_offloading", 5), ("llamacpp_static32", 5), ("post_fetch", 5)):
                 run_checked(policy, capacity, 4, 33 if policy.startswith("llama") else 8, rules)
             interrupted(rules)
+            in_parts("apex", rules)
