@@ -4,9 +4,10 @@
     with ranges("copy.exact", layer=7, payload=expert):
         ...
 
-Domain `apexk`; category and words are the timeline's kinds; messages are a fixed set, `L07` for a layer and
-`L07/copy.exact` for an operation in it, registered once, so that a range costs 0.3 us instead of 3. What varies (expert,
-step, bytes) is the payload. Without nvtx, or with no tool attached, a range is one shared object that does nothing.
+Domain `apexk`; categories are the kinds below; messages are a fixed set: `prefill` or `decode` for a pass, `L07` for a
+layer of it, `L07/copy.exact` for an operation in that. Each is registered once, so that a range costs 0.3 us instead of
+3. What varies is the payload (`PAYLOADS`). Without nvtx, or with no tool attached, a range is one shared object that does
+nothing. Native threads emit the same words through `profiling/native/apexk_nvtx.h`.
 
 A tool assigns GPU work to the ranges of the thread that launches it, so each thread that launches makes its own `Ranges`
 (a payload is set on a shared attribute just before the push) and closes a range on the thread that opened it.
@@ -23,27 +24,43 @@ except ImportError:
 
 DOMAIN = "apexk"
 LAYER = "layer"
-# Every timeline kind, and the layer as a whole.
+SUBMIT = "submit"  # the model's thread hands experts to the CPU workers; their own range is `host.ffn`
+PHASES = ("prefill", "decode")
+# Every timeline kind, a pass, a layer as a whole, and the hand-over to the CPU.
 COLORS = {
     "route": "gray", "predict": "purple", "plan": "gray", "copy.exact": "orange", "copy.spec": "yellow",
     "gpu.resident": "blue", "gpu.arrived": "cyan", "host.rows": "lightgreen", "host.ffn": "green", "shared": "lightblue",
-    "combine": "navy", "attention": "lightgray", "unattributed": "white", LAYER: "black",
+    "combine": "navy", "attention": "lightgray", "unattributed": "white", LAYER: "black", SUBMIT: "green",
+    "prefill": "red", "decode": "black",
+}  # fmt: skip
+#: what the payload of a range says
+PAYLOADS = {
+    "prefill": "step", "decode": "step", LAYER: "step", "route": "tokens", "predict": "tokens", "combine": "tokens",
+    "copy.exact": "expert", "copy.spec": "expert", "gpu.resident": "experts", "gpu.arrived": "experts", SUBMIT: "experts",
+    "host.ffn": "experts", "host.rows": "bytes",
 }  # fmt: skip
 
 NOTHING = nullcontext()
+
+
+def message(kind: str, layer: int) -> str:
+    """The words of a range: `decode`, `L07` or `L07/copy.exact`."""
+    if kind in PHASES:
+        return kind
+    return f"L{layer:02d}" if kind == LAYER else f"L{layer:02d}/{kind}"
 
 
 class Ranges:
     """Prebuilt ranges of `layers` layers. Calling it returns the context manager of one range."""
 
     def __init__(self, layers: int, enabled: bool = True):
+        self.layers = layers
         self._ranges: dict[str, list[_Range]] = {}
         domain = nvtx.get_domain(DOMAIN) if nvtx is not None and enabled else None
         for kind in COLORS:
             self._ranges[kind] = made = []
             for layer in range(layers):
-                message = f"L{layer:02d}" if kind == LAYER else f"L{layer:02d}/{kind}"
-                attributes = domain and domain.get_event_attributes(message, COLORS[kind], kind, 0)
+                attributes = domain and domain.get_event_attributes(message(kind, layer), COLORS[kind], kind, 0)
                 made.append(NOTHING if attributes is None else _Range(domain, attributes))
 
     @property
@@ -52,7 +69,7 @@ class Ranges:
         return any(made and made[0] is not NOTHING for made in self._ranges.values())
 
     def __call__(self, kind: str, layer: int, payload: int = 0) -> AbstractContextManager:
-        """The range of `kind` (`LAYER` or a timeline kind) in `layer`; enter it at once, with no other in between."""
+        """The range of `kind` (one of COLORS) in `layer`; enter it at once, with no other in between."""
         made = self._ranges[kind][layer]
         if made is not NOTHING:
             made.attributes.payload = payload

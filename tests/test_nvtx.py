@@ -1,4 +1,4 @@
-"""Ranges with a tool attached (a small library that counts pushes), without one, and without nvtx."""
+"""Ranges as a tool gets them: a small recorder attached through NVTX_INJECTION64_PATH, Python's and native threads'."""
 
 import shutil
 import subprocess
@@ -8,53 +8,58 @@ from pathlib import Path
 import pytest
 
 from apexk import nvtx
-from apexk.nvtx import COLORS, LAYER, NOTHING, Ranges
-from apexk.timeline.schema import KINDS
+from apexk.nvtx import COLORS, LAYER, NOTHING, PAYLOADS, SUBMIT, Ranges
+from apexk.timeline.schema import KINDS, PHASES
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# NVTX calls this when NVTX_INJECTION64_PATH names the library. Table 1 holds its callbacks, module 5 is CORE2, whose
-# entries 4 and 5 are the push and pop of a domain.
-TOOL = """
-#include <stdio.h>
-#include <stdlib.h>
-#include <stdint.h>
-typedef int (*export_table)(uint32_t, void***, unsigned*);
-typedef const void* (*get_table)(uint32_t);
-struct callbacks { size_t size; export_table module_functions; };
-struct attributes { uint16_t version, size; uint32_t category; int32_t color_type; uint32_t color; int32_t payload_type;
-                    int32_t reserved; union { uint64_t u; int64_t i; double d; } payload; int32_t message_type; };
-static int depth = 0;
-static int push(void* domain, const struct attributes* a) { printf("push %lld\\n", (long long)a->payload.i); return depth++; }
-static int pop(void* domain) { printf("pop\\n"); return --depth; }
-int InitializeInjectionNvtx2(get_table get) {
-    const struct callbacks* table = get(1);
-    void** functions; unsigned count;
-    if (!table || !table->module_functions(5, &functions, &count)) return 0;
-    *(void**)functions[4] = (void*)push;
-    *(void**)functions[5] = (void*)pop;
-    setvbuf(stdout, 0, _IONBF, 0);
-    return 1;
-}
-"""
-
-USE = """
-from apexk.nvtx import LAYER, Ranges
-ranges = Ranges(3)
-assert ranges.active and not Ranges(3, enabled=False).active
-with ranges(LAYER, 2, payload=11):
-    with ranges("copy.exact", 2, payload=5):
-        pass
-try:
-    with ranges("plan", 0):
-        raise KeyError
-except KeyError:
-    pass
-"""
+needs_compiler = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="needs g++ on Linux")
+needs_nvtx = pytest.mark.skipif(nvtx.nvtx is None, reason="nvtx is not installed")
 
 
-def test_every_kind_has_a_colour():
-    assert set(COLORS) == {LAYER, *KINDS}
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Folder of the recorder and of a library whose threads emit ranges."""
+    folder = tmp_path_factory.mktemp("nvtx")
+    for name in ("nvtx_recorder", "nvtx_threads"):
+        source = ROOT / "tests" / "native" / f"{name}.cpp"
+        subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-I{ROOT / 'profiling' / 'native'}",
+                        "-o", folder / f"{name}.so", source, "-ldl"], check=True)  # fmt: skip
+    return folder
+
+
+def record(built, code, *arguments, attach=True):
+    """(what the tool was told, the program's output)."""
+    written = built / "record.txt"
+    written.unlink(missing_ok=True)
+    env = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "APEXK_NVTX_RECORD": str(written)}
+    if attach:
+        env["NVTX_INJECTION64_PATH"] = str(built / "nvtx_recorder.so")
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return written.read_text().split("\n")[:-1] if written.exists() else [], done.stdout
+
+
+def nest(lines):
+    """The pushes by thread, as (depth, category, message, payload); every pop closes what its own thread opened last."""
+    threads, depth = {}, {}
+    for line in lines:
+        what, thread, domain, *rest = line.split(" ")
+        assert domain == "apexk"
+        if what == "push":
+            category, message, payload, at = rest
+            assert int(at) == depth.get(thread, 0)
+            depth[thread] = depth.get(thread, 0) + 1
+            threads.setdefault(thread, []).append((int(at), category, message, int(payload)))
+        else:
+            depth[thread] -= 1
+            assert depth[thread] == int(rest[0])
+    assert not any(depth.values()), "a range stayed open"
+    return threads
+
+
+def test_kinds_have_colours_and_payloads():
+    assert set(COLORS) == {LAYER, SUBMIT, *PHASES, *KINDS}
+    assert set(PAYLOADS) <= set(COLORS)
 
 
 def test_without_a_tool_a_range_is_nothing():
@@ -75,13 +80,90 @@ def test_unknown_kind_is_refused():
         Ranges(1)("copy.fast", 0)
 
 
-@pytest.mark.skipif(nvtx.nvtx is None, reason="nvtx is not installed")
-@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="needs g++ on Linux")
-def test_with_a_tool(tmp_path):
-    source, tool = tmp_path / "tool.c", tmp_path / "tool.so"
-    source.write_text(TOOL)
-    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-w", "-o", tool, source], check=True)
-    env = {"NVTX_INJECTION64_PATH": str(tool), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", USE], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["push 11", "push 5", "pop", "pop", "push 0", "pop", ""]
+USE = """
+from apexk.nvtx import LAYER, Ranges
+ranges = Ranges(3)
+assert ranges.active and not Ranges(3, enabled=False).active
+with ranges(LAYER, 2, payload=11):
+    with ranges("copy.exact", 2, payload=5):
+        pass
+try:
+    with ranges("plan", 0):
+        raise KeyError
+except KeyError:
+    pass
+"""
+
+
+@needs_compiler
+@needs_nvtx
+def test_with_a_tool(built):
+    lines, _ = record(built, USE)
+    (pushes,) = nest(lines).values()
+    assert pushes == [(0, "layer", "L02", 11), (1, "copy.exact", "L02/copy.exact", 5), (0, "plan", "L00/plan", 0)]
+
+
+NATIVE = """
+import ctypes, sys, threading
+from apexk.nvtx import LAYER, Ranges
+with Ranges(8)(LAYER, 7, payload=2):
+    print(ctypes.CDLL(sys.argv[1]).run_native_threads(), threading.get_native_id())
+"""
+
+
+@needs_compiler
+@needs_nvtx
+def test_native_threads(built):
+    """Each thread's ranges are its own, beside those of the Python thread that waits for them."""
+    lines, printed = record(built, NATIVE, built / "nvtx_threads.so")
+    active, main = printed.split()
+    threads = nest(lines)
+    assert active == "1" and len(threads) == 3
+    assert threads.pop(main) == [(0, "layer", "L07", 2)]
+    channel, worker = threads.values()
+    assert channel == [(0, "copy.exact", "L07/copy.exact", 5), (0, "copy.exact", "L07/copy.exact", 300)]
+    assert worker == [(0, "host.ffn", "L07/host.ffn", 3), (1, "host.rows", "L07/host.rows", 1 << 40)]
+
+
+@needs_compiler
+def test_native_threads_without_a_tool(built):
+    lines, printed = record(built, "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).run_native_threads())", built / "nvtx_threads.so", attach=False)
+    assert lines == [] and printed == "0\n"
+
+
+def test_native_words_are_the_same():
+    text = (ROOT / "profiling" / "native" / "apexk_nvtx.h").read_text()
+    names = text.split("NAMES[KINDS] = {")[1].split("}")[0].replace('"', "").split(", ")
+    assert set(names) <= set(COLORS) and set(names) <= set(PAYLOADS)
+
+
+
+MODEL = """
+import sys, apexk
+from apexk.demo import model as demo
+model, tokenizer = demo.load()
+with apexk.swap(model, apexk.ApexConfig(pool=6, timeline=sys.argv[1])):
+    demo.generate(model, tokenizer, demo.prompts(2), 3)
+"""
+
+
+@needs_compiler
+@needs_nvtx
+def test_a_swapped_model(built, tmp_path):
+    """The timeline's operations, in its order, each inside its layer and that inside its pass."""
+    from apexk.timeline import read
+
+    lines, _ = record(built, MODEL, tmp_path / "t.jsonl")
+    (pushes,) = nest(lines).values()
+    rows = read(tmp_path / "t.jsonl").rows
+    steps = {row["step"]: row["phase"] for row in rows}
+    assert [p[1:] for p in pushes if p[0] == 0] == [(phase, phase, step) for step, phase in steps.items()]
+    layers = [(row["layer"], row["step"]) for row in rows if row["kind"] == "route"]
+    assert [(int(p[2][1:]), p[3]) for p in pushes if p[0] == 1] == layers
+    kinds = ("route", "copy.exact", "gpu.resident", "gpu.arrived", "combine")
+    wanted = [(row["kind"], row["layer"], _payload(row)) for row in rows if row["kind"] in kinds]
+    assert [(p[1], int(p[2][1:3]), p[3]) for p in pushes if p[0] == 2 and p[1] in kinds] == wanted
+
+
+def _payload(row):
+    return {"experts": len(row["experts"]), "expert": row["experts"][:1] and row["experts"][0], "tokens": row["tokens"]}[PAYLOADS[row["kind"]]]

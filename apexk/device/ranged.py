@@ -1,21 +1,29 @@
-"""RangedDevice: the same device with an NVTX range around every operation that launches work, for Nsight and the like.
+"""RangedDevice: the same device with a range around every operation that launches work, for Nsight or torch.profiler.
 
-Only put around a device when a tool listens (`Ranges.active`), so it costs nothing otherwise. Ranges are named after the
-timeline's kinds; the payload is the expert of a copy, the number of experts of an FFN, else the step.
+Only put around a device when a tool listens (`Ranges.active`), so it costs nothing otherwise. Ranges nest as pass, layer,
+operation; names and payloads are those of `apexk.nvtx`.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import AbstractContextManager
+
+import torch
+
 from apexk.device.base import At, Device
-from apexk.nvtx import Ranges
+from apexk.nvtx import LAYER, SUBMIT, Ranges, message
 
 #: operation -> kind of its range
-KINDS = {"read_back": "route", "run_host": "host.ffn", "copy_expert": "copy.exact", "predict": "predict", "combine": "combine"}
+KINDS = {"read_back": "route", "run_host": SUBMIT, "copy_expert": "copy.exact", "predict": "predict"}
 
 
 class RangedDevice:
-    def __init__(self, inner: Device, ranges: Ranges):
+    """`ranges` is called as `ranges(kind, layer, payload)`; see `apexk.nvtx.Ranges`."""
+
+    def __init__(self, inner: Device, ranges: Ranges | TorchRanges):
         self.inner, self._ranges = inner, ranges
+        self._open: list[tuple[tuple, int, AbstractContextManager]] = []  # (what, thread, range): the pass, then its layer
 
     def __getattr__(self, name: str):
         value = getattr(self.inner, name)
@@ -23,20 +31,58 @@ class RangedDevice:
         if kind is None:
             return value
 
-        def ranged(at: At, *arguments):
-            with self._ranges(kind, at.layer, _payload(name, at, arguments)):
-                return value(at, *arguments)
+        def ranged(at: At, *arguments, **more):
+            with self._ranges(kind, at.layer, _payload(name, arguments)):
+                return value(at, *arguments, **more)
 
         return ranged
+
+    def begin_layer(self, at: At) -> None:
+        wanted = [((at.phase, at.step), at.phase), ((LAYER, at.layer), LAYER)]
+        here = [(what, kind) for (what, *_), (_, kind) in zip(self._open, wanted, strict=False)]
+        self._close(0 if here[:1] != wanted[:1] else 1 if here != wanted else 2)
+        for what, kind in wanted[len(self._open) :]:
+            opened = self._ranges(kind, at.layer, at.step)
+            opened.__enter__()
+            self._open.append((what, threading.get_ident(), opened))
+        self.inner.begin_layer(at)
 
     def run_slots(self, at: At, rows, slots, loads, kind: str, after):
         with self._ranges(kind, at.layer, len(slots)):
             return self.inner.run_slots(at, rows, slots, loads, kind, after)
 
+    def combine(self, at: At, rows, *arguments, **more):
+        with self._ranges("combine", at.layer, rows.tokens):
+            merged = self.inner.combine(at, rows, *arguments, **more)
+        self._close(0 if at.layer == self._ranges.layers - 1 else 1)
+        return merged
 
-def _payload(name: str, at: At, arguments: tuple) -> int:
+    def close(self) -> None:
+        self._close(0)
+        self.inner.close()
+
+    def _close(self, left: int) -> None:
+        """Closes the innermost ranges until `left` are open; one that another thread opened (an interrupted pass) is only
+        forgotten: a range ends on its own thread or not at all."""
+        while len(self._open) > left:
+            _, thread, opened = self._open.pop()
+            if thread == threading.get_ident():
+                opened.__exit__(None, None, None)
+
+
+class TorchRanges:
+    """The same ranges for torch.profiler, which does not see NVTX: `apexk/L07/copy.exact 5`, the payload at the end."""
+
+    def __init__(self, layers: int):
+        self.layers = layers
+
+    def __call__(self, kind: str, layer: int, payload: int = 0) -> AbstractContextManager:
+        return torch.profiler.record_function(f"apexk/{message(kind, layer)} {payload}")
+
+
+def _payload(name: str, arguments: tuple) -> int:
     if name == "copy_expert":
         return arguments[0]
     if name == "run_host":
         return len(arguments[1])
-    return at.step
+    return arguments[0].tokens

@@ -6,12 +6,15 @@ import torch
 
 import apexk
 from apexk.demo import model as demo
+from apexk.device.base import At
 from apexk.device.ranged import RangedDevice
 from apexk.timeline import read
 
 
 class Recorder:
     """Stands in for `apexk.nvtx.Ranges`."""
+
+    layers = 4
 
     def __init__(self):
         self.seen, self.depth = [], 0
@@ -35,10 +38,29 @@ def test_one_range_for_each_operation(trained, tmp_path):
         handle.engine.device = RangedDevice(handle.engine.device, recorder)
         assert torch.equal(demo.generate(model, tokenizer, texts, 5), wanted)
     rows = [row for row in read(tmp_path / "t.jsonl").rows if row["kind"] in {"route", "host.ffn", "copy.exact", "gpu.resident", "gpu.arrived", "combine"}]
-    ranges = [r for r in recorder.seen if r[0] != "predict"]
-    assert [(r["kind"], r["layer"]) for r in rows] == [(kind, layer) for kind, layer, *_ in ranges]
-    assert all(depth == 1 for *_, depth in ranges)
+    ranges = [r for r in recorder.seen if r[0] not in ("predict", "layer", "prefill", "decode")]
+    assert [({"host.ffn": "submit"}.get(r["kind"], r["kind"]), r["layer"]) for r in rows] == [(kind, layer) for kind, layer, *_ in ranges]
+    assert all(depth == 3 for *_, depth in ranges), "inside a layer inside a pass"
+    assert recorder.depth == 0
     for row, (kind, _, payload, _) in zip(rows, ranges, strict=True):
-        wanted_payload = {"copy.exact": row["experts"][:1], "route": [row["step"]], "combine": [row["step"]]}.get(kind, [len(row["experts"])])
+        wanted_payload = {"copy.exact": row["experts"][:1], "route": [row["tokens"]], "combine": [row["tokens"]]}.get(kind, [len(row["experts"])])
         assert [payload] == wanted_payload
     assert sum(r[0] == "predict" for r in recorder.seen) == 3 * 5, "three layers of five passes predict the next one"
+    assert [r for r in recorder.seen if r[3] == 1] == [("prefill", 0, 0, 1), *(("decode", 0, step, 1) for step in range(1, 5))]
+    assert [r[1:3] for r in recorder.seen if r[0] == "layer"] == [(layer, step) for step in range(5) for layer in range(4)]
+
+
+def test_an_interrupted_pass_leaves_no_range_open():
+    class Inner:
+        begin_layer = close = lambda *_: None
+
+    recorder = Recorder()
+    device = RangedDevice(Inner(), recorder)
+    device.begin_layer(At(0, 2, "decode"))
+    device.begin_layer(At(1, 0, "decode"))
+    assert [r[:3] for r in recorder.seen] == [("decode", 2, 0), ("layer", 2, 0), ("decode", 0, 1), ("layer", 0, 1)]
+    assert recorder.depth == 2, "the old ones are closed"
+    device.begin_layer(At(1, 0, "decode"))
+    assert len(recorder.seen) == 4, "a second part of the same layer opens nothing"
+    device.close()
+    assert recorder.depth == 0
