@@ -77,6 +77,11 @@ class CudaRuntime(Protocol):
     def device_address(self, pinned: torch.Tensor) -> int:
         """Where the device sees a tensor of `empty_pinned` or of registered memory."""
 
+    def device_view(self, pinned: torch.Tensor) -> torch.Tensor:
+        """The same memory as a tensor that kernels on the device read and write; here for a device that sees host memory
+        as it is."""
+        return pinned
+
     def register(self, address: int, nbytes: int) -> None:
         """Pins memory that is already there (cudaHostRegister, portable and mapped)."""
 

@@ -129,6 +129,13 @@ def moe_ffn_ref(x, w13, w2, topk_ids, topk_weights, slot_of, out, *, activation=
         out[pairs] = (y if weight_on_input else y * flat_weights[pairs, None]).to(out.dtype)
 
 
+def take_rows_ref(host, topk_ids, mark, pairs) -> None:
+    """pairs[p] = host[p], fp32 [T*topk, H] each, for pairs whose expert has mark int32 [E] >= 0; ids of -1 have no expert."""
+    ids = topk_ids.reshape(-1).long()
+    taken = (ids >= 0) & (mark[ids.clamp(min=0)] >= 0)
+    pairs[taken] = host[taken]
+
+
 def combine_ref(pairs, topk, out, shared=None, *, topk_ids=None, slot_of=None, partial=None) -> None:
     """out[t] = sum over k of pairs[t*topk + k], in fp32 and in that order, then + partial, then + shared, then cast.
 
