@@ -21,7 +21,7 @@ LIBRARY = "_apexk_cpu.so"
 
 # No contraction: the same source expression must round the same way in every file, with and without FMA.
 COMMON_FLAGS = ["-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
-PORTABLE = ["api", "cpuid", "dispatch", "ffn_scalar", "job", "plan", "pool", "threads"]
+PORTABLE = ["api", "cpuid", "dispatch", "ffn_scalar", "job", "machine", "plan", "pool"]
 AVX2 = ["-mavx2", "-mfma"]
 # GCC 12 warns about the undefined operands inside its own AVX-512 intrinsics.
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512", "-Wno-uninitialized",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import torch
 from . import library as lib
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # apexk_dtype
+log = logging.getLogger("apexk.kernels.cpu")
+
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oss": 3}  # apexk_activation
 
 
@@ -44,20 +47,34 @@ def _destroy(library: ctypes.CDLL, pool: ctypes.c_void_p) -> None:
 class HostFFN:
     """Threads that compute expert FFNs from expert blocks in host memory.
 
-    `threads`: default the processors that this process may use. `isa`: default `APEXK_CPU_ISA`, else the best one that
-    the machine runs. Results do not depend on `threads` nor on the other tokens of a call; they do depend on `isa`.
-    `library`: another build of the native code.
+    `threads`: default one for each core that this process may use; more than it has processors or quota for are brought
+    down to that, with a warning, unless `oversubscribe`. On several memory nodes each thread stays on one and first takes
+    the rows of weights that lie there. `isa`: default `APEXK_CPU_ISA`, else the best one that the machine runs. Results do
+    not depend on `threads` nor on the other tokens of a call; they do depend on `isa`. `library`: another build of the
+    native code. `root`: a folder with copies of /proc and /sys files, to be read in place of this machine's.
     """
 
-    def __init__(self, threads: int | None = None, isa: str | None = None, *, library: Path = lib.PATH):
+    def __init__(
+        self,
+        threads: int | None = None,
+        isa: str | None = None,
+        *,
+        oversubscribe: bool = False,
+        library: Path = lib.PATH,
+        root: str | os.PathLike = "",
+    ):
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         name = isa if isa is not None else os.environ.get("APEXK_CPU_ISA", "")
         self._library = lib.load(library)
+        limit = lib.machine(os.fspath(root), library).limit
+        if threads is not None and threads > limit and not oversubscribe:
+            log.warning("%d CPU threads asked for, the affinity mask and the cgroup's quota allow %d: using %d", threads, limit, limit)
+            threads = limit
         pool = ctypes.c_void_p()
         # before there are threads: an interrupt may arrive while they start
         self._close = weakref.finalize(self, _destroy, self._library, pool)
-        status = self._library.apexk_pool_create(threads or 0, name.encode(), ctypes.byref(pool))
+        status = self._library.apexk_pool_create_at(os.fspath(root).encode(), threads or 0, name.encode(), ctypes.byref(pool))
         if status in (lib.UNKNOWN_ISA, lib.UNAVAILABLE_ISA):
             names = lib.isa_names(library)
             known = ", ".join(f"{n}{'' if runs else ' (not on this machine)'}" for n, runs in names.items())
@@ -84,21 +101,24 @@ class HostFFN:
         topk_ids: torch.Tensor,  # [T, topk] int64 | int32
         topk_weights: torch.Tensor,  # [T, topk] float32
         experts: Sequence[int],
-        out: torch.Tensor,  # [T*topk, H] float32
+        out: torch.Tensor,  # [T*topk, H] float32; [T, H] if summed
         *,
         intermediate: int,
         activation: str = "silu",
         biases: bool = False,
         weight_on_input: bool = False,
+        summed: bool = False,
     ) -> None:
         """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for each pair whose id is in `experts`.
 
         A block holds w13 [2I, H] (gate rows, then up rows), w2 [H, I] and, with `biases`, b13 [2I] and b2 [H]. With
         `weight_on_input` the weight multiplies x_t instead, rounded to its dtype. Other rows of `out` are not touched.
+        With `summed`, out[t] is the sum of the token's pairs in ascending order of expert and then of k; every row is
+        written, with zeros where a token has no such pair.
         Raises ValueError or TypeError, with `out` as it was, when something does not fit.
         """
         call, _keep = self._call(
-            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
         _raise_for(self._library.apexk_ffn_run(self._pool, call))
 
@@ -115,17 +135,18 @@ class HostFFN:
         activation: str = "silu",
         biases: bool = False,
         weight_on_input: bool = False,
+        summed: bool = False,
     ) -> Job:
         """As `run`, but returns when the call is checked and queued."""
         call, keep = self._call(
-            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+            x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
         handle = ctypes.c_void_p()
         _raise_for(self._library.apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
         return Job(self._library, handle, keep)
 
     def _call(
-        self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input
+        self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
     ) -> tuple[lib.FFNCall, tuple]:
         """The native description of a call, and what must stay alive while it runs."""
         if not self._close.alive:
@@ -141,7 +162,7 @@ class HostFFN:
         topk = topk_ids.shape[1]
         _check("topk_ids", topk_ids, 2, shape=(tokens, topk))
         _check("topk_weights", topk_weights, 2, (torch.float32,), shape=(tokens, topk), contiguous=True)
-        _check("out", out, 2, (torch.float32,), shape=(tokens * topk, hidden), contiguous=True)
+        _check("out", out, 2, (torch.float32,), shape=(tokens if summed else tokens * topk, hidden), contiguous=True)
         if hidden < 1 or topk < 1:
             raise ValueError(f"x must have columns and topk_ids too, got shapes {tuple(x.shape)}, {tuple(topk_ids.shape)}")
         if x.stride(1) != 1 and hidden > 1 or tokens > 1 and x.stride(0) < hidden:
@@ -170,6 +191,7 @@ class HostFFN:
             activation=ACTIVATIONS[activation],
             biases=biases,
             weight_on_input=weight_on_input,
+            summed=summed,
         )
         return call, (x, topk_weights, out, blocks, wanted)
 

@@ -6,6 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 PATH = Path(__file__).resolve().parent / "_apexk_cpu.so"
 
@@ -34,11 +35,13 @@ class FFNCall(ctypes.Structure):
         ("activation", c_int32),
         ("biases", c_int32),
         ("weight_on_input", c_int32),
+        ("summed", c_int32),
     ]
 
 
 _SIGNATURES = {  # name -> (result, arguments)
     "apexk_pool_create": (c_int32, [c_int32, c_char_p, POINTER(c_void_p)]),
+    "apexk_pool_create_at": (c_int32, [c_char_p, c_int32, c_char_p, POINTER(c_void_p)]),
     "apexk_pool_destroy": (None, [c_void_p]),
     "apexk_pool_threads": (c_int32, [c_void_p]),
     "apexk_pool_isa": (c_char_p, [c_void_p]),
@@ -48,6 +51,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_job_wait": (c_int32, [c_void_p]),
     "apexk_job_release": (None, [c_void_p]),
     "apexk_default_threads": (c_int32, []),
+    "apexk_machine_at": (c_int32, [c_char_p, *[POINTER(c_int32)] * 3]),
     "apexk_isa_count": (c_int32, []),
     "apexk_isa_name": (c_char_p, [c_int32]),
     "apexk_isa_available": (c_int32, [c_int32]),
@@ -72,6 +76,23 @@ def load(path: Path = PATH) -> ctypes.CDLL:
 
 def status_text(status: int) -> str:
     return load().apexk_status_text(status).decode()
+
+
+class Machine(NamedTuple):
+    """What this process may use."""
+
+    threads: int  # the default: min(cores in the affinity mask, cgroup quota)
+    limit: int  # beyond it threads only take turns: min(processors in the affinity mask, cgroup quota)
+    nodes: int  # memory nodes with a processor that may be used
+
+
+def machine(root: str = "", path: Path = PATH) -> Machine:
+    """`root`: a folder with copies of /proc and /sys files, for tests."""
+    numbers = [c_int32() for _ in Machine._fields]
+    status = load(path).apexk_machine_at(root.encode(), *map(ctypes.byref, numbers))
+    if status != OK:
+        raise MemoryError(status_text(status))
+    return Machine(*(number.value for number in numbers))
 
 
 def isa_names(path: Path = PATH) -> dict[str, bool]:

@@ -26,21 +26,30 @@ def grouped_ffn_ref(
     topk_ids: torch.Tensor,  # [T, topk]
     topk_weights: torch.Tensor,  # [T, topk]
     experts: Iterable[int],
-    out: torch.Tensor,  # [T*topk, H] float32
+    out: torch.Tensor,  # [T*topk, H] float32; [T, H] if summed
     *,
     intermediate: int,
     activation: str = "silu",
     biases: bool = False,
     weight_on_input: bool = False,
+    summed: bool = False,
     compute_dtype: torch.dtype = torch.float64,
 ) -> None:
     """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for every pair whose expert is in `experts`.
 
     A block holds w13 [2I, H] (gate rows, then up rows), w2 [H, I] and, with `biases`, b13 [2I] and b2 [H]. The activated
     rows are rounded to the weight dtype, as every kernel does (for float32: to float32). `weight_on_input` multiplies
-    x_t instead of the result, rounded to its dtype.
+    x_t instead of the result, rounded to its dtype. `summed`: out[t] is the sum over k, 0 where there is no such pair.
     """
     hidden, topk = x.shape[1], topk_ids.shape[1]
+    if summed:
+        rows = torch.zeros(topk_ids.numel(), hidden, dtype=compute_dtype)
+        grouped_ffn_ref(
+            x, blocks, topk_ids, topk_weights, experts, rows,
+            intermediate=intermediate, activation=activation, biases=biases, weight_on_input=weight_on_input, compute_dtype=compute_dtype,
+        )  # fmt: skip
+        out.copy_(rows.view(*topk_ids.shape, hidden).sum(dim=1))
+        return
     sizes = [2 * intermediate * hidden, hidden * intermediate] + [2 * intermediate, hidden] * biases
     for expert in experts:
         pairs = (topk_ids.reshape(-1) == expert).nonzero().reshape(-1)

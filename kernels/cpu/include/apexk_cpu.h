@@ -5,7 +5,8 @@
  * for every pair p whose expert is in `experts`; other rows of `out` are not touched. An expert is one block of memory:
  * w13 [2I, H] (gate rows, then up rows), then w2 [H, I], row-major, then, with `biases`, b13 [2I] and b2 [H], all in the
  * dtype of x. Sums are in fp32; the activated row is rounded to the dtype of x before W2. With `weight_on_input` the
- * weight multiplies x_t instead, rounded to its dtype.
+ * weight multiplies x_t instead, rounded to its dtype. With `summed` a token has one row, the sum of its pairs in
+ * ascending order of expert id and then of k, 0 where it has none; every row of `out` is written.
  *
  * Every function returns a status; nothing has been written to `out` when it is not APEXK_OK. Nothing here throws. */
 #ifndef APEXK_CPU_H
@@ -44,16 +45,17 @@ typedef struct apexk_ffn_call {
   const void *topk_ids;      /* [tokens, topk] int64 or int32 */
   const float *topk_weights; /* [tokens, topk] */
   const int32_t *experts;    /* [expert_count] ids to compute, each once */
-  float *out;                /* [tokens*topk, hidden] */
+  float *out;                /* [tokens*topk, hidden]; summed: [tokens, hidden] */
   int64_t tokens, x_stride;
   int32_t hidden, intermediate, topk, num_experts, expert_count;
   int32_t id_bytes;          /* 4 or 8: the width of topk_ids */
   int32_t dtype, activation; /* apexk_dtype, apexk_activation */
   int32_t biases, weight_on_input; /* 0 or 1 */
+  int32_t summed;            /* 0 or 1 */
 } apexk_ffn_call;
 
 /* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 96
- * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads, some more with many), and 100 KiB + 16
+ * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 100 KiB + 16
  * bytes per element of the longer row for each thread. It does not grow with the tokens; the next job uses it again. */
 typedef struct apexk_pool apexk_pool;
 typedef struct apexk_job apexk_job; /* one submitted call */
@@ -63,6 +65,9 @@ typedef void (*apexk_done_fn)(void *user, apexk_status status);
 apexk_status apexk_pool_create(int32_t threads, const char *isa, apexk_pool **pool);
 /* Finishes what is queued, then ends the threads. */
 void apexk_pool_destroy(apexk_pool *pool);
+/* As apexk_pool_create, reading what there is of processors, memory nodes and quotas below `root`/proc and `root`/sys:
+ * for tests of machines that are not at hand. NULL or empty: this machine. */
+apexk_status apexk_pool_create_at(const char *root, int32_t threads, const char *isa, apexk_pool **pool);
 int32_t apexk_pool_threads(const apexk_pool *pool);
 const char *apexk_pool_isa(const apexk_pool *pool);
 
@@ -76,7 +81,9 @@ int32_t apexk_job_done(const apexk_job *job);    /* 1 once every row is written 
 apexk_status apexk_job_wait(apexk_job *job);     /* helps where a place is free, then sleeps until done */
 void apexk_job_release(apexk_job *job);          /* gives the handle back; the work itself goes on */
 
-int32_t apexk_default_threads(void);             /* min(affinity mask, cgroup quota) */
+int32_t apexk_default_threads(void);             /* min(cores in the affinity mask, cgroup quota) */
+/* The default, the number of threads beyond which they only take turns, and the memory nodes; `root` as above. */
+apexk_status apexk_machine_at(const char *root, int32_t *threads, int32_t *limit, int32_t *nodes);
 int32_t apexk_isa_count(void);
 const char *apexk_isa_name(int32_t index);       /* best first */
 int32_t apexk_isa_available(int32_t index);

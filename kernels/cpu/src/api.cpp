@@ -34,12 +34,16 @@ apexk_status guarded(Body body) noexcept {
 }  // namespace
 
 APEXK_EXPORT apexk_status apexk_pool_create(int32_t threads, const char *isa, apexk_pool **pool) {
+  return apexk_pool_create_at(nullptr, threads, isa, pool);
+}
+
+APEXK_EXPORT apexk_status apexk_pool_create_at(const char *root, int32_t threads, const char *isa, apexk_pool **pool) {
   if (threads < 0 || pool == nullptr) return APEXK_BAD_ARGUMENT;
   return guarded([&] {
     const apexk::Isa *chosen = nullptr;
     const apexk_status status = apexk::choose_isa(isa, &chosen);
     if (status != APEXK_OK) return status;
-    *pool = new apexk_pool{{*chosen, threads == 0 ? apexk::default_threads() : threads}};
+    *pool = new apexk_pool{{*chosen, threads, apexk::read_machine(root == nullptr ? "" : root)}};
     return APEXK_OK;
   });
 }
@@ -80,7 +84,18 @@ APEXK_EXPORT apexk_status apexk_job_wait(apexk_job *job) {
 
 APEXK_EXPORT void apexk_job_release(apexk_job *job) { delete job; }
 
-APEXK_EXPORT int32_t apexk_default_threads(void) { return apexk::default_threads(); }
+APEXK_EXPORT int32_t apexk_default_threads(void) { return apexk::read_machine("").threads; }
+
+APEXK_EXPORT apexk_status apexk_machine_at(const char *root, int32_t *threads, int32_t *limit, int32_t *nodes) {
+  if (threads == nullptr || limit == nullptr || nodes == nullptr) return APEXK_BAD_ARGUMENT;
+  return guarded([&] {
+    const apexk::Machine machine = apexk::read_machine(root == nullptr ? "" : root);
+    *threads = machine.threads;
+    *limit = machine.limit;
+    *nodes = static_cast<int32_t>(machine.nodes.size());
+    return APEXK_OK;
+  });
+}
 
 APEXK_EXPORT int32_t apexk_isa_count(void) { return apexk::isa_count(); }
 

@@ -95,8 +95,13 @@ struct Steps {
       if (call.biases) add_bias(block.b2 + row, n, unit.tokens, y);
       for (int i = 0; i < unit.tokens; i++) {
         const float weight = call.weight_on_input ? 1.0f : call.topk_weights[unit.pairs[i]];
-        float *out = call.out + static_cast<int64_t>(unit.pairs[i]) * call.hidden + row;
-        for (int j = 0; j < n; j++) out[j] = weight * y[i * kTile + j];
+        const int64_t place = call.summed ? unit.pairs[i] / call.topk : unit.pairs[i];
+        float *out = call.out + place * call.hidden + row;
+        if (call.summed) {
+          for (int j = 0; j < n; j++) out[j] += weight * y[i * kTile + j];
+        } else {
+          for (int j = 0; j < n; j++) out[j] = weight * y[i * kTile + j];
+        }
       }
     }
   }

@@ -1,6 +1,8 @@
 #include "job.h"
 
+#include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <new>
 #include <utility>
@@ -14,12 +16,13 @@ constexpr size_t kAlign = 64;
 
 size_t up(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-void advance(std::atomic<int> &progress, int whole) {
-  if (progress.fetch_add(1, std::memory_order_acq_rel) + 1 == whole) progress.notify_all();
-}
+bool reached(const std::atomic<int> &progress, int whole) { return progress.load(std::memory_order_acquire) == whole; }
 
-void await(const std::atomic<int> &progress, int whole) {
-  wait_until(progress, [whole](int value) { return value == whole; });
+// True for the last one.
+bool advance(std::atomic<int> &progress, int whole) { return progress.fetch_add(1, std::memory_order_acq_rel) + 1 == whole; }
+
+void clear_columns(const apexk_ffn_call &call, int column, int columns) {
+  for (int64_t t = 0; t < call.tokens; t++) memset(call.out + t * call.hidden + column, 0, columns * sizeof(float));
 }
 
 }  // namespace
@@ -45,19 +48,23 @@ void Arenas::give_back(Arena arena) {
   free_.push_back(std::move(arena));
 }
 
-apexk_status Job::create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<Arenas> arenas,
-                         apexk_done_fn done, void *user, std::shared_ptr<Job> *job) {
+apexk_status Job::create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
+                         std::shared_ptr<Arenas> arenas, apexk_done_fn done, void *user, std::shared_ptr<Job> *job) {
   std::shared_ptr<Job> made(new Job);
   made->call_ = call;
   made->kernels_ = isa.kernels[call.dtype];
   made->threads_ = threads;
+  made->machine_ = std::move(machine);
   made->arenas_ = std::move(arenas);
   made->done_fn_ = done;
   made->user_ = user;
-  const apexk_status status = make_plan(call, threads, &made->plan_);
+  const apexk_status status = make_plan(call, threads, *made->machine_, &made->plan_);
   if (status != APEXK_OK) return status;
   made->lay_out();
-  if (made->plan_.tasks.empty()) made->finish();
+  if (made->tasks_ == 0) {
+    if (call.summed) clear_columns(call, 0, call.hidden);
+    made->finish();
+  }
   *job = std::move(made);
   return APEXK_OK;
 }
@@ -66,6 +73,9 @@ apexk_status Job::create(const apexk_ffn_call &call, const Isa &isa, int threads
 void Job::lay_out() {
   if (plan_.units.empty()) return;
   progress_.reset(new Progress[plan_.units.size()]);
+  heads_.reset(new Head[plan_.lists.size()]);
+  if (call_.summed) summed_.reset(new std::atomic<int>[plan_.down_tasks]());
+  for (const std::vector<Task> &list : plan_.lists) tasks_ += list.size();
   scratch_bytes_ = up(kernels_->scratch_bytes(call_.hidden, call_.intermediate));
   const size_t x_bytes = up(kernels_->packed_bytes(plan_.largest_unit, call_.hidden));
   const size_t h_bytes = up(kernels_->packed_bytes(plan_.largest_unit, call_.intermediate));
@@ -85,35 +95,74 @@ int Job::enter() {
   return -1;
 }
 
-void Job::work(int place) {
+void Job::work(int place, int node) {
   void *scratch = scratch_ + scratch_bytes_ * place;
+  while (const Task *task = take(node)) {
+    run(*task, scratch);
+    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks_) finish();
+  }
+}
+
+bool Job::ready(const Task &task) const {
+  const Progress &progress = progress_[task.unit];
+  switch (task.step) {
+    case Step::pack:
+      return task.unit < plan_.ring || reached(progress_[task.unit - plan_.ring].downed, plan_.down_tasks);
+    case Step::gate_up:
+      return reached(progress.packed, 1);
+    case Step::down:
+      return reached(progress.gated, plan_.gate_up_tasks) &&
+             (!summed_ || reached(summed_[task.row / plan_.down_rows], task.unit));
+  }
+  return false;
+}
+
+// A task that can start, once there is one; null when every task is taken.
+const Task *Job::take(int node) {
+  const size_t lists = plan_.lists.size();
   for (;;) {
-    const size_t index = next_.fetch_add(1, std::memory_order_relaxed);
-    if (index >= plan_.tasks.size()) return;
-    run(plan_.tasks[index], scratch);
-    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == plan_.tasks.size()) finish();
+    const int seen = news_.load(std::memory_order_acquire);
+    bool any = false;
+    for (size_t i = 0; i < lists; i++) {
+      const size_t which = (node + i) % lists;
+      const std::vector<Task> &list = plan_.lists[which];
+      std::atomic<size_t> &next = heads_[which].next;
+      for (size_t at = next.load(std::memory_order_relaxed); at < list.size();) {
+        any = true;
+        if (!ready(list[at])) break;
+        if (!next.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
+        taken_.fetch_add(1, std::memory_order_relaxed);
+        return &list[at];
+      }
+    }
+    if (!any) return nullptr;
+    wait_until(news_, [seen](int value) { return value != seen; });
   }
 }
 
 void Job::run(const Task &task, void *scratch) {
   const Unit &unit = plan_.units[task.unit];
   Progress &progress = progress_[task.unit];
+  bool news = true;
   switch (task.step) {
     case Step::pack:
-      if (task.unit >= plan_.ring) await(progress_[task.unit - plan_.ring].downed, plan_.down_tasks);
       kernels_->pack(call_, unit);
       advance(progress.packed, 1);
       break;
     case Step::gate_up:
-      await(progress.packed, 1);
       kernels_->gate_up(call_, unit, task.row, task.rows, scratch);
-      advance(progress.gated, plan_.gate_up_tasks);
+      news = advance(progress.gated, plan_.gate_up_tasks);
       break;
     case Step::down:
-      await(progress.gated, plan_.gate_up_tasks);
+      if (summed_ && task.unit == 0) clear_columns(call_, task.row, task.rows);
       kernels_->down(call_, unit, task.row, task.rows, scratch);
-      advance(progress.downed, plan_.down_tasks);
+      if (summed_) summed_[task.row / plan_.down_rows].fetch_add(1, std::memory_order_acq_rel);
+      news = advance(progress.downed, plan_.down_tasks) || summed_;
       break;
+  }
+  if (news) {
+    news_.fetch_add(1, std::memory_order_release);
+    news_.notify_all();
   }
 }
 
@@ -127,7 +176,7 @@ void Job::finish() {
 void Job::wait() {
   if (!all_taken()) {
     const int place = enter();
-    if (place >= 0) work(place);
+    if (place >= 0) work(place, machine_->nodes.size() == 1 ? 0 : machine_->node_of(sched_getcpu()));
   }
   wait_until(done_, [](int value) { return value != 0; });
 }

@@ -28,13 +28,13 @@ class Arenas {
 class Job {
  public:
   // `call` must have passed check_call; throws std::bad_alloc.
-  static apexk_status create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<Arenas> arenas,
-                             apexk_done_fn done, void *user, std::shared_ptr<Job> *job);
+  static apexk_status create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
+                             std::shared_ptr<Arenas> arenas, apexk_done_fn done, void *user, std::shared_ptr<Job> *job);
 
   // A place among the job's `threads` workers, or -1 when all are taken. Each place is held by one thread, for good.
   int enter();
-  void work(int place);  // computes tasks until none is left to take
-  bool all_taken() const { return next_.load(std::memory_order_relaxed) >= plan_.tasks.size(); }
+  void work(int place, int node);  // computes tasks until none is left to take, those of the node first
+  bool all_taken() const { return taken_.load(std::memory_order_relaxed) == tasks_; }
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
   void wait();           // takes part if there is a place, then waits for the others
 
@@ -44,15 +44,24 @@ class Job {
   };
 
   Job() = default;
+  struct alignas(64) Head {  // of one node's list
+    std::atomic<size_t> next{0};
+  };
+
   void lay_out();
+  bool ready(const Task &task) const;
+  const Task *take(int node);
   void run(const Task &task, void *scratch);
   void finish();
 
   apexk_ffn_call call_;
   const Kernels *kernels_;
   int threads_;
+  std::shared_ptr<const Machine> machine_;
   Plan plan_;
+  size_t tasks_ = 0;  // in all lists
   std::unique_ptr<Progress[]> progress_;
+  std::unique_ptr<std::atomic<int>[]> summed_;  // by block of down_rows columns: units that are added up
   std::shared_ptr<Arenas> arenas_;
   Arenas::Arena arena_;
   char *scratch_ = nullptr;  // start of the arena; a late worker may read it when the arena is already given back
@@ -60,7 +69,9 @@ class Job {
   apexk_done_fn done_fn_;
   void *user_;
 
-  alignas(64) std::atomic<size_t> next_{0};
+  std::unique_ptr<Head[]> heads_;
+  alignas(64) std::atomic<size_t> taken_{0};
+  alignas(64) std::atomic<int> news_{0};  // counts what a task may have waited for
   alignas(64) std::atomic<size_t> finished_{0};
   alignas(64) std::atomic<int> places_{0};
   std::atomic<int> done_{0};

@@ -30,23 +30,44 @@ void append(std::vector<Task> &tasks, Step step, int unit, int rows, int rows_ea
   for (int row = 0; row < rows; row += rows_each) tasks.push_back({unit, row, std::min(rows_each, rows - row), step});
 }
 
-void order_tasks(const apexk_ffn_call &call, int threads, Plan &plan) {
+// One list where there is one node. Packing goes where the expert's first rows are.
+std::vector<std::vector<Task>> by_node(const apexk_ffn_call &call, const Machine &machine, const Plan &plan,
+                                       const std::vector<Task> &tasks) {
+  std::vector<std::vector<Task>> lists(machine.nodes.size());
+  if (lists.size() == 1) return {tasks};
+  std::vector<const void *> weights;
+  for (const Task &task : tasks) {
+    const int64_t row = task.row, first = task.step == Step::down ? (2 * call.hidden + row) * call.intermediate : row * call.hidden;
+    weights.push_back(static_cast<const char *>(plan.units[task.unit].block) + first * element_bytes(call));
+  }
+  std::vector<int> homes(tasks.size());
+  machine.homes(machine, weights.size(), weights.data(), homes.data());
+  for (size_t i = 0; i < tasks.size(); i++) {
+    lists[homes[i] < 0 ? tasks[i].unit % lists.size() : static_cast<size_t>(homes[i])].push_back(tasks[i]);
+  }
+  return lists;
+}
+
+void order_tasks(const apexk_ffn_call &call, int threads, const Machine &machine, Plan &plan) {
   const int units = static_cast<int>(plan.units.size());
   const int64_t bytes = element_bytes(call);
   const int gate_rows = rows_per_task(call.intermediate, 2 * call.hidden * bytes, units, threads);
-  const int down_rows = rows_per_task(call.hidden, call.intermediate * bytes, units, threads);
+  const int down_rows = plan.down_rows = rows_per_task(call.hidden, call.intermediate * bytes, units, threads);
   plan.gate_up_tasks = (call.intermediate + gate_rows - 1) / gate_rows;
   plan.down_tasks = (call.hidden + down_rows - 1) / down_rows;
 
   // A step may stand after the one it needs once every thread has had a task in between.
   const int lag = 1 + threads / std::min(plan.gate_up_tasks, plan.down_tasks);
-  plan.ring = std::min(3 * lag + 1, units);
+  const int nodes = static_cast<int>(machine.nodes.size());  // their lists do not advance together
+  plan.ring = std::min((3 * lag + 1) * nodes, units);
+  std::vector<Task> tasks;
   for (int turn = -lag; turn < units + lag; turn++) {
     const auto in_range = [&](int unit) { return 0 <= unit && unit < units; };
-    if (in_range(turn + lag)) plan.tasks.push_back({turn + lag, 0, 0, Step::pack});
-    if (in_range(turn)) append(plan.tasks, Step::gate_up, turn, call.intermediate, gate_rows);
-    if (in_range(turn - lag)) append(plan.tasks, Step::down, turn - lag, call.hidden, down_rows);
+    if (in_range(turn + lag)) tasks.push_back({turn + lag, 0, 0, Step::pack});
+    if (in_range(turn)) append(tasks, Step::gate_up, turn, call.intermediate, gate_rows);
+    if (in_range(turn - lag)) append(tasks, Step::down, turn - lag, call.hidden, down_rows);
   }
+  plan.lists = by_node(call, machine, plan, tasks);
 }
 
 }  // namespace
@@ -68,7 +89,7 @@ apexk_status check_call(const apexk_ffn_call &call) {
   return APEXK_OK;
 }
 
-apexk_status make_plan(const apexk_ffn_call &call, int threads, Plan *plan) {
+apexk_status make_plan(const apexk_ffn_call &call, int threads, const Machine &machine, Plan *plan) {
   // `loads[e]`: pairs of expert e, or -1 where e is not asked for.
   std::vector<int64_t> loads(call.num_experts, -1);
   for (int i = 0; i < call.expert_count; i++) {
@@ -89,7 +110,8 @@ apexk_status make_plan(const apexk_ffn_call &call, int threads, Plan *plan) {
   for (int i = 0; i < call.expert_count; i++) {
     if (loads[call.experts[i]] > 0) order.push_back(call.experts[i]);
   }
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return loads[a] > loads[b]; });
+  // Sums are added up expert by expert: in an order that does not depend on the loads.
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return call.summed ? a < b : loads[a] > loads[b]; });
 
   std::vector<int64_t> next(call.num_experts, -1);  // where the expert's next pair goes
   int64_t total = 0;
@@ -111,7 +133,7 @@ apexk_status make_plan(const apexk_ffn_call &call, int threads, Plan *plan) {
       plan->largest_unit = std::max(plan->largest_unit, tokens);
     }
   }
-  if (!plan->units.empty()) order_tasks(call, threads, *plan);
+  if (!plan->units.empty()) order_tasks(call, threads, machine, *plan);
   return APEXK_OK;
 }
 

@@ -11,11 +11,10 @@
 
 namespace apexk {
 
-int default_threads();  // min(affinity mask, cgroup v1 and v2 quota), at least 1
-
 class Pool {
  public:
-  Pool(const Isa &isa, int threads);  // throws std::system_error when a thread cannot start
+  // `threads` 0: the machine's default. Throws std::system_error when a thread cannot start.
+  Pool(const Isa &isa, int threads, const Machine &machine);
   ~Pool();                            // after the queued jobs are done
 
   // Checks and plans the call, then queues it. `helped`: the caller will wait at once, and so takes a thread's place.
@@ -26,11 +25,12 @@ class Pool {
   int threads() const { return static_cast<int>(threads_.size()); }
 
  private:
-  void serve();
+  void serve(int node);
   void stop();
   std::shared_ptr<Job> find_work(int *place);
 
   const Isa &isa_;
+  std::shared_ptr<const Machine> machine_;
   std::shared_ptr<Arenas> arenas_ = std::make_shared<Arenas>();
   std::mutex mutex_;
   std::deque<std::shared_ptr<Job>> queue_;

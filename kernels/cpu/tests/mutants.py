@@ -34,5 +34,6 @@ MUTANTS = [
     Mutant("amx-edge-depth", "ffn_amx", "amx", "ffn_amx.cpp", "rows == 2 * kSide && at + kDepth <= k", "rows == 2 * kSide"),
     Mutant("plan-last-rows", "plan", "scalar", "plan.cpp", "std::min(rows_each, rows - row)", "std::min(rows_each, rows - row - 1)"),
     Mutant("plan-second-unit", "plan", "scalar", "plan.cpp", "place++] = static_cast<int32_t>(pair)", "place++] = static_cast<int32_t>(pair / 2 * 2)"),
-    Mutant("job-does-not-wait", "job", "scalar", "job.cpp", "await(progress.gated, plan_.gate_up_tasks);", ""),
+    Mutant("job-does-not-wait", "job", "scalar", "job.cpp", "reached(progress.gated, plan_.gate_up_tasks) &&", "reached(progress.packed, 1) &&"),
+    Mutant("job-sums-uncleared", "job", "scalar", "job.cpp", "task.unit == 0) clear_columns", "task.unit == 1) clear_columns"),
 ]

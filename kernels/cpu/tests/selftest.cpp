@@ -168,6 +168,17 @@ void check_values(apexk_pool *pool, const Case &c) {
   NEED(error <= most * largest && squares <= mean * mean * all, "T %d H %d I %d %s: off by %.1e of the largest, mean %.1e",
        c.tokens, c.hidden, c.intermediate, c.bf16 ? "bf16" : "fp32", error / largest, sqrt(squares / all));
 
+  std::vector<float> sums(static_cast<size_t>(c.tokens) * c.hidden, NAN);
+  apexk_ffn_call summed = data.call(sums.data());
+  summed.summed = 1;
+  NEED(apexk_ffn_run(pool, &summed) == APEXK_OK, "run");
+  for (size_t i = 0; i < sums.size(); i++) {  // two addends: in either order
+    const size_t token = i / c.hidden, pair = token * kTopk, column = i % c.hidden;
+    const size_t first = data.ids[pair] <= data.ids[pair + 1] ? pair : pair + 1, second = 2 * pair + 1 - first;
+    const float want_sum = out[first * c.hidden + column] + out[second * c.hidden + column];
+    NEED(sums[i] == want_sum, "T %d H %d I %d: sum of token %zu", c.tokens, c.hidden, c.intermediate, token);
+  }
+
   for (int token = 0; token < c.tokens; token += 5) {  // alone, a token gets the same bits
     apexk_ffn_call alone = data.call(again.data());
     alone.x = data.x.data + static_cast<size_t>(token) * c.hidden * data.width;

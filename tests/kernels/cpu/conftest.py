@@ -92,5 +92,5 @@ def isa(request) -> str:
 
 @pytest.fixture(scope="session")
 def ffn(isa: str):
-    with HostFFN(threads=2, isa=isa) as made:
+    with HostFFN(threads=2, isa=isa, oversubscribe=True) as made:
         yield made

@@ -18,7 +18,7 @@ def thread_count() -> int:
 
 def test_submit_then_wait(case):
     one = case(33, 100, 72)
-    with HostFFN(threads=2) as ffn:
+    with HostFFN(threads=2, oversubscribe=True) as ffn:
         job = ffn.submit(*one.arguments(), intermediate=72)
         job.wait()
         assert job.done()
@@ -28,7 +28,7 @@ def test_submit_then_wait(case):
 
 def test_jobs_without_a_waiter_are_done_at_close(case):
     cases = [case(9, 100, 72, seed=seed) for seed in range(8)]
-    with HostFFN(threads=2) as ffn:
+    with HostFFN(threads=2, oversubscribe=True) as ffn:
         jobs = [ffn.submit(*one.arguments(), intermediate=72) for one in cases]
     assert all(job.done() for job in jobs)
     for one in cases:
@@ -38,7 +38,7 @@ def test_jobs_without_a_waiter_are_done_at_close(case):
 def test_a_dropped_job_keeps_its_buffers(case):
     one = case(33, 100, 72)
     want = one.expected()
-    with HostFFN(threads=2) as ffn:
+    with HostFFN(threads=2, oversubscribe=True) as ffn:
         ffn.submit(one.x.clone(), *one.arguments()[1:], intermediate=72)
         gc.collect()
         assert not one.out.isnan().any()
@@ -47,7 +47,7 @@ def test_a_dropped_job_keeps_its_buffers(case):
 
 def test_empty_job_is_done(case):
     one = case(0, 64, 32)
-    with HostFFN(threads=2) as ffn:
+    with HostFFN(threads=2, oversubscribe=True) as ffn:
         job = ffn.submit(*one.arguments(), intermediate=32)
         assert job.done()
 
@@ -62,11 +62,11 @@ def test_closed_pool_refuses(case):
 
 def test_threads_start_and_end_with_the_owner():
     before = thread_count()
-    ffn = HostFFN(threads=3)
+    ffn = HostFFN(threads=3, oversubscribe=True)
     assert thread_count() == before + 3
     ffn.close()
     assert thread_count() == before
-    HostFFN(threads=3)  # dropped at once
+    HostFFN(threads=3, oversubscribe=True)  # dropped at once
     gc.collect()
     assert thread_count() == before
 
@@ -89,7 +89,7 @@ def test_default_threads_follow_the_affinity_mask():
 
 def test_idle_pool_uses_no_processor(case):
     one = case(4, 64, 32)
-    with HostFFN(threads=2) as ffn:
+    with HostFFN(threads=2, oversubscribe=True) as ffn:
         one.run(ffn)
         time.sleep(0.05)
         before = time.process_time()
@@ -101,7 +101,7 @@ def test_idle_pool_uses_no_processor(case):
 def test_many_small_calls(case, threads):
     """Wakes, sleeps and the ends of jobs in every order."""
     one = case(2, 32, 32)
-    with HostFFN(threads=threads) as ffn:
+    with HostFFN(threads=threads, oversubscribe=True) as ffn:
         want = one.run(ffn)
         for _ in range(300):
             assert torch.equal(one.run(ffn), want)
