@@ -79,11 +79,13 @@ def layer_lines(rows: Iterable[dict]) -> list[LayerLine]:
 
 
 def _line(step: int, layer: int, group: list[dict], before: list[dict]) -> LayerLine:
-    routed, merged = _of(group, "route")[0], _of(group, "combine")[-1]
-    start, end = routed["end_ns"], merged["end_ns"]
+    routes = _of(group, "route")
+    routed = max(routes, key=lambda row: row["tokens"])  # in a profile the router's kernels have rows of their own, without tokens
+    start, end = max(row["end_ns"] for row in routes), max(row["end_ns"] for row in _of(group, "combine"))
     window = union([(start, end)])
     exact, speculative = _of(group, "copy.exact"), _of(group, "copy.spec")
     kernels, host = _of(group, *EXPERT_KERNELS), _of(group, "host.ffn")
+    resident = _of(group, "gpu.resident")
     x, xe, xs = _time(exact + speculative), _time(exact), _time(speculative)
     g, c, path = _time(kernels), _time(host), _time(host + _of(group, "host.rows"))
     behind = _time(_of(before + group, *EXPERT_KERNELS, "host.ffn", "attention"))
@@ -120,12 +122,17 @@ def _line(step: int, layer: int, group: list[dict], before: list[dict]) -> Layer
         n_exact=sum(len(row["experts"]) for row in exact),
         n_spec=sum(len(row["experts"]) for row in speculative),
         spec_used=len(landed & ran),
-        n_cpu=sum(len(row["experts"]) for row in host),
-        n_resident=len(plans[-1]["gpu_resident"]) if plans else None,
+        n_cpu=_experts(host),
+        n_resident=len(plans[-1]["gpu_resident"]) if plans else _experts(resident) if resident else None,
         n_active=sum(len(plans[-1][part]) for part in ("gpu_resident", "exact_fetch", "cpu")) if plans else None,
         load_cpu=sum(row["tokens"] for row in host),
         load_gpu=sum(row["tokens"] for row in kernels),
     )
+
+
+def _experts(rows: list[dict]) -> int:
+    """How many experts; profiles know their number only."""
+    return sum(row.get("count", len(row["experts"])) for row in rows)
 
 
 def _of(rows: list[dict], *kinds: str) -> list[dict]:
