@@ -62,6 +62,7 @@ setup(
         "apexk.hardware": ["*.json"],
         "apexk.paper": ["*.json"],
         "apexk.sim": ["samples/*"],
+        "apexk.testing": ["*.json"],
         "apexk.kernels.aot": ["kept/*.jsonl"],
         "apexk.kernels.cpu": ["src/*", "include/*"],
         "apexk.kernels.cuda": ["*.cu", "cubin/*"],

@@ -15,6 +15,7 @@ _WHERE = {
     "ApexConfig": "apexk.config",
     "Handle": "apexk.hf.handle",
     "UnsupportedModel": "apexk.hf.inspect",
+    "load": "apexk.hf.loader.load",
     "popularity": "apexk.hf.popularity",
     "restore": "apexk.hf.swap",
     "swap": "apexk.hf.swap",

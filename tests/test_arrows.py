@@ -29,6 +29,8 @@ ALLOWED = {
     "apexk/engine/": {"torch", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.nvtx"},
     "apexk/hf/": {"torch", "transformers", "apexk.kernels", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
                   "apexk.hardware", "apexk.nvtx"},
+    "apexk/hf/loader/": {"torch", "transformers", "tqdm", "apexk.config", "apexk.store", "apexk.hardware", "apexk.machine"},
+    "apexk/machine/": set(),
     "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.hardware", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
     "apexk/sim/": {"numpy", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},

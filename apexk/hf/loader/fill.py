@@ -1,0 +1,133 @@
+"""Reads experts from the files straight into the host store, several reads at a time, in the order of the files.
+
+Where the model keeps its experts as the store does and the checkpoint holds them in the same type, a `preadv` puts the
+bytes in their place and nothing else touches them. Otherwise one expert's share of a tensor at a time is read,
+converted, and copied to its place.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from apexk.hf.inspect import Experts
+from apexk.hf.layouts import stored
+from apexk.hf.loader.headers import CheckpointError, Stored
+from apexk.hf.loader.plan import Piece
+from apexk.store.host_store import HostStore
+
+THREADS = 4
+
+
+class Reader:
+    """Open files; reads parts of stored tensors. Any thread may use it."""
+
+    def __init__(self):
+        self._open: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, stored: Stored, begin: int, end: int) -> torch.Tensor:
+        """Rows `[begin, end)` along the first dimension, in memory of their own."""
+        shape = (end - begin, *stored.shape[1:]) if stored.shape else ()
+        tensor = torch.empty(shape, dtype=stored.dtype)
+        self.read_into(stored, begin, tensor)
+        return tensor
+
+    def read_into(self, stored: Stored, begin: int, tensor: torch.Tensor) -> None:
+        """As many rows from `begin` on as `tensor`, contiguous and of the stored type, holds."""
+        rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        at = stored.start + begin * (stored.nbytes // max(1, stored.shape[0] if stored.shape else 1))
+        while len(rest):
+            count = os.preadv(self._descriptor(stored.file), [rest], at)
+            if count == 0:
+                raise CheckpointError(f"{stored.file}: cut off in {stored.name} while it was read")
+            rest, at = rest[count:], at + count
+
+    def forget_cached(self) -> None:
+        """Lets the system's page cache drop the files."""
+        for descriptor in self._open.values():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _descriptor(self, file: Path) -> int:
+        with self._lock:
+            if file not in self._open:
+                self._open[file] = os.open(file, os.O_RDONLY)
+            return self._open[file]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of the work: `run()`; `nbytes` are read for it, the first from `file` at `start`."""
+
+    file: Path
+    start: int
+    nbytes: int
+    run: Callable[[], None]
+
+
+def fill(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader, progress: Callable[[int], None]) -> None:
+    """Reads every expert into `store`; `progress(bytes)` is called as they come. Raises what the first failing read does."""
+    jobs = sorted(_jobs(store, experts, pieces, reader), key=lambda job: (str(job.file), job.start))
+
+    def work(job: Job) -> int:
+        job.run()
+        return job.nbytes
+
+    with torch.inference_mode(False), ThreadPoolExecutor(THREADS, thread_name_prefix="apexk-load") as pool:
+        try:
+            for nbytes in pool.map(work, jobs):
+                progress(nbytes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _jobs(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader) -> Iterator[Job]:
+    for piece in pieces:
+        view = experts.layout.views.get(piece.parameter)
+        view = view(store, piece.layer) if view else None
+        for expert in range(store.experts) if piece.expert is None else [piece.expert]:
+            yield _job(store, experts, piece, expert, view, reader)
+
+
+def _job(store: HostStore, experts: Experts, piece: Piece, expert: int, view: torch.Tensor | None, reader: Reader) -> Job:
+    """One expert's share of a piece. `view`: what the whole parameter is in the store, if that is one view."""
+    tensor, dtype = piece.tensor, store.block.dtype
+    first, shares = tensor.first, store.experts if piece.expert is None else 1
+    rows = tensor.shape[0] // shares
+    at = expert * rows if piece.expert is None else 0
+    place = None if view is None else view[expert] if piece.expert is None else view[expert, piece.begin : piece.end]
+    straight = place is not None and place.is_contiguous() and tensor.kind == "plain" and first.dtype == dtype
+
+    def run() -> None:
+        if straight:
+            reader.read_into(first, at, place)
+            return
+        values = tensor.values(reader.read, dtype, (at, at + rows) if piece.expert is None else None)
+        if place is not None:
+            place.copy_(values.view(place.shape))
+        else:
+            _put_one(store, experts, piece, expert, values)
+
+    return Job(first.file, first.start + at * (first.nbytes // tensor.shape[0] if tensor.shape[0] else 0), tensor.nbytes // shares, run)
+
+
+def _put_one(store: HostStore, experts: Experts, piece: Piece, expert: int, values: torch.Tensor) -> None:
+    """One expert of a parameter that no view of the store can be: through the layout, as if there were one expert."""
+    layout, parameters = experts.layout, []
+    for name, parameter in zip(layout.names, layout.parameters(experts.weights(piece.layer)), strict=True):
+        shape = (parameter.shape[0] // store.experts, *parameter.shape[1:])
+        parameters.append(values.view(shape) if name == piece.parameter else torch.empty(shape, device="meta"))
+    for there, here in zip(stored(store, piece.layer), layout.matrices(parameters, 1), strict=True):
+        if here.device.type != "meta":
+            there[expert : expert + 1].copy_(here)

@@ -1,0 +1,1 @@
+"""What this machine has and allows: memory, control groups, processors, GPUs. Standard library only."""
