@@ -30,14 +30,16 @@ class StoreViews:
         self._pointers: dict[int, tuple[int, ...]] = {}
         self._versions: dict[int, tuple[int, ...]] = {}
 
-    def adopt(self) -> None:
-        """Copies every layer's weights into the store and points the parameters at it. Undone if it is interrupted."""
+    def adopt(self, *, filled: bool = False) -> None:
+        """Copies every layer's weights into the store, unless it is `filled` already, and points the parameters at it.
+        Undone if it is interrupted."""
         try:
             # tensors made in inference mode could not be written to outside of it
             with torch.inference_mode(False), torch.no_grad():
                 for layer in range(len(self._experts.blocks)):
                     parameters = self._parameters(layer)
-                    put(self._layout, [p.detach() for p in parameters], self._store, layer)
+                    if not filled:
+                        put(self._layout, [p.detach() for p in parameters], self._store, layer)
                     self._point(layer, parameters)
                     _trim()
         except BaseException:

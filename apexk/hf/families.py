@@ -5,7 +5,8 @@ Read from the modeling files of transformers 5.24; a row says only what differs 
     logits, weights, ids = block.gate(x)          # [T, E], [T, topk], [T, topk]
     y = block.experts(x, ids, weights)            # gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E, H, I]
 
-To add a family, make a `Family` and put it into `FAMILIES` under its model type before calling `swap`.
+A model type without a row whose experts are on the library's experts interface is swapped at its experts alone: its
+blocks run their own `forward`, and a shared expert overlaps with nothing. docs/add_a_family.md says how to add a row.
 """
 
 from __future__ import annotations
@@ -16,47 +17,60 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from apexk.hf.layouts import FLAT, Layout, layout_of, usual
+
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logits, weights, ids
 
 
-def usual_routing(output: Routed, topk: int) -> Routed:
+def usual_routing(output: Routed, block: nn.Module) -> Routed:
     return output
 
 
-def llama4_routing(output: tuple[torch.Tensor, torch.Tensor], topk: int) -> Routed:
+def llama4_routing(output: tuple[torch.Tensor, torch.Tensor], block: nn.Module) -> Routed:
     """Llama 4's router gives (scores [T, E], logits [T, E]), the scores of unchosen experts being zero."""
     scores, logits = output
-    ids = logits.topk(topk, dim=-1).indices
+    ids = logits.topk(block.top_k, dim=-1).indices
     return logits, scores.gather(-1, ids), ids
+
+
+def dbrx_routing(logits: torch.Tensor, block: nn.Module) -> Routed:
+    """DBRX's router gives logits alone; the block makes weights and ids of them."""
+    return logits, *block.route_tokens_to_experts(logits)
 
 
 @dataclass(frozen=True)
 class Family:
     """One row of the table.
 
-    block: class name of the sparse block. router, experts: its attributes. router_arguments: what the router is called
-    with besides x. routing: its output -> (logits, weights, ids). shared: attribute of the shared expert, which may be
-    None in a block; shared_gate: of the linear layer whose sigmoid scales it. columns: expert matrices are stored
-    transposed, gate_up_proj [E, H, 2I], down_proj [E, I, H]. weight_on_input: the routing weight multiplies x.
-    returns_logits: the block returns (rows [T, H], router logits), not hidden states alone.
+    block: class name of the sparse block. router, experts: its attributes; no router: nothing can be predicted with.
+    router_arguments: what the router is called with besides x. routing: (its output, block) -> (logits, weights, ids).
+    shared: attribute of the shared expert, which may be None in a block; shared_gate: of the linear layer whose sigmoid
+    scales it. layout: of the expert weights; None: what the experts module says of itself. weight_on_input: the routing
+    weight multiplies x. returns: the block returns (hidden states, "weights") or (rows [T, H], "logits"); None: hidden
+    states alone. experts_only: the block's own forward runs, and only its experts are replaced.
     """
 
     block: str
-    router: str = "gate"
+    router: str | None = "gate"
     experts: str = "experts"
     router_arguments: Callable[[nn.Module], tuple] = lambda block: ()
-    routing: Callable[[tuple, int], Routed] = usual_routing
+    routing: Callable[[tuple, nn.Module], Routed] = usual_routing
     shared: str | None = None
     shared_gate: str | None = None
-    columns: bool = False
+    layout: Layout | None = None
     weight_on_input: bool = False
-    returns_logits: bool = False
+    returns: str | None = None
+    experts_only: bool = False
 
-    def route(self, block: nn.Module, x: torch.Tensor, topk: int, *, record: bool) -> Routed:
+    def layout_for(self, weights: nn.Module) -> Layout | None:
+        """How this experts module keeps its weights; None where nobody says so."""
+        return self.layout or layout_of(weights)
+
+    def route(self, block: nn.Module, x: torch.Tensor, *, record: bool) -> Routed:
         """The block's own routing function. `record`: call the module, so that hooks (which collect router logits) see it."""
         router = getattr(block, self.router)
         output = (router if record else router.forward)(x, *self.router_arguments(block))
-        return self.routing(output, topk)
+        return self.routing(output, block)
 
     def shared_output(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
         """The shared expert's rows [T, H], or None where the block has none."""
@@ -71,23 +85,33 @@ def _lfm2_bias(block: nn.Module) -> tuple:
     return (block.expert_bias if block.use_expert_bias else None,)
 
 
+def _expert_bias(block: nn.Module) -> tuple:
+    return (block.expert_bias,)
+
+
+def _correction_bias(block: nn.Module) -> tuple:
+    return (block.e_score_correction_bias,)
+
+
 _GATED_SHARED = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
 
 #: model type -> row
 FAMILIES = {
+    "dbrx": Family("DbrxFFN", router="router", routing=dbrx_routing, layout=FLAT),
     "deepseek_v2": Family("DeepseekV2Moe", shared="shared_experts"),
     "deepseek_v3": Family("DeepseekV3MoE", shared="shared_experts"),
     "dots1": Family("Dots1MoE", shared="shared_experts"),
     "ernie4_5_moe": Family("Ernie4_5_MoeSparseMoeBlock", shared="shared_experts"),
     "glm4_moe": Family("Glm4MoeMoE", shared="shared_experts"),
+    "gpt_oss": Family("GptOssMLP", router="router", returns="weights"),
     "granitemoe": Family("GraniteMoeMoE", router="router"),
     "hunyuan_v1_moe": Family("HunYuanMoEV1Moe", shared="shared_mlp"),
     "jamba": Family("JambaSparseMoeBlock", router="router"),
     "lfm2_moe": Family("Lfm2MoeSparseMoeBlock", router_arguments=_lfm2_bias),
-    "llama4_text": Family("Llama4TextMoe", router="router", routing=llama4_routing, shared="shared_expert", columns=True,
-                          weight_on_input=True, returns_logits=True),
+    "llama4_text": Family("Llama4TextMoe", router="router", routing=llama4_routing, shared="shared_expert",
+                          layout=usual(transposed=True), weight_on_input=True, returns="logits"),
     "minimax": Family("MiniMaxSparseMoeBlock"),
-    "minimax_m2": Family("MiniMaxM2SparseMoeBlock", router_arguments=lambda block: (block.e_score_correction_bias,)),
+    "minimax_m2": Family("MiniMaxM2SparseMoeBlock", router_arguments=_correction_bias),
     "mixtral": Family("MixtralSparseMoeBlock"),
     "olmoe": Family("OlmoeSparseMoeBlock"),
     "phimoe": Family("PhimoeSparseMoeBlock", router="router"),

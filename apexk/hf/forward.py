@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 
 import torch
@@ -26,31 +27,21 @@ class NoGradient(torch.autograd.Function):
         raise RuntimeError("apexk is for inference: no gradient goes through its experts; handle.restore() before training")
 
 
-class BlockForward:
-    """`block.forward` of one swapped block. A deep copy or a pickle of the block has the library's own `forward` again."""
+class LayerForward:
+    """What a swapped layer needs: the engine, and what must hold before it runs."""
 
     def __init__(self, engine: Engine, experts: Experts, views: StoreViews, layer: int, handle):
         self.handle = handle
         self._engine, self._experts, self._views, self._layer = engine, experts, views, layer
         self._block = experts.blocks[layer]
         self._name = experts.names[layer]
-        self._last = layer + 1 == len(experts.blocks)
+        predicts = experts.family.router is not None and layer + 1 < len(experts.blocks)
+        self._router = self._next_router if predicts else None
 
-    @torch.compiler.disable  # a compiled model runs the engine as it is
-    def __call__(self, hidden_states: torch.Tensor):
-        experts, family = self._experts, self._experts.family
-        self._check(hidden_states)
-        with self._engine.lock, torch.no_grad():
-            x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-            logits, topk_weights, topk_ids = experts.route(self._layer, x, record=True)
-            rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
-            phase = "prefill" if hidden_states.shape[-2] > 1 else "decode"
-            task = engine_layer.submit(self._engine, self._layer, rows, phase, None if self._last else self._next_router)
-            out = torch.empty_like(x)
-            engine_layer.join(self._engine, task, out, family.shared_output(self._block, x))
-        if hidden_states.requires_grad and torch.is_grad_enabled():
-            out = NoGradient.apply(out, hidden_states)
-        return (out, logits) if family.returns_logits else out.view(hidden_states.shape)
+    def _submit(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, phase: str) -> engine_layer.LayerTask:
+        self._check_routing(topk_ids, topk_weights)
+        rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
+        return engine_layer.submit(self._engine, self._layer, rows, phase, self._router)
 
     def _next_router(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # not recorded: this is no routing of the model's
@@ -69,8 +60,39 @@ class BlockForward:
             raise TypeError(
                 f"{self._name} got {hidden_states.dtype} activations for {self._experts.dtype} experts (autocast is not supported)"
             )
+        if hidden_states.shape[-1] != self._experts.hidden:
+            raise ValueError(f"{self._name} got hidden states {tuple(hidden_states.shape)}, wanted [..., {self._experts.hidden}]")
         if self._views.changed(self._layer):
             self._engine.restart()  # weights were written to (load_state_dict): slots hold the old ones
+
+    def _check_routing(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
+        if topk_ids.device.type != "cpu" or topk_ids.numel() == 0:  # a look at the values would make a GPU's host wait
+            return
+        low, high = int(topk_ids.min()), int(topk_ids.max())
+        if low < 0 or high >= self._experts.experts:
+            raise ValueError(f"the router of {self._name} chose experts {low}..{high}, wanted 0..{self._experts.experts - 1}")
+        if bool(topk_weights.isnan().any()):
+            raise ValueError(f"the router of {self._name} gave NaN weights: its hidden states, or its own weights, are not finite")
+
+
+class BlockForward(LayerForward):
+    """`block.forward` of one swapped block. A deep copy or a pickle of the block has the library's own `forward` again."""
+
+    @torch.compiler.disable  # a compiled model runs the engine as it is
+    def __call__(self, hidden_states: torch.Tensor):
+        experts, family = self._experts, self._experts.family
+        self._check(hidden_states)
+        with self._engine.lock, torch.no_grad():
+            x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
+            logits, topk_weights, topk_ids = experts.route(self._layer, x, record=True)
+            task = self._submit(x, topk_ids, topk_weights, phase_of(hidden_states))
+            out = torch.empty_like(x)
+            engine_layer.join(self._engine, task, out, family.shared_output(self._block, x))
+        out = _without_gradient(out, hidden_states)
+        if family.returns == "logits":
+            return out, logits
+        out = out.view(hidden_states.shape)
+        return (out, topk_weights) if family.returns == "weights" else out
 
     def __deepcopy__(self, memo):
         copied = memo[id(self._block)]
@@ -80,10 +102,86 @@ class BlockForward:
         return getattr, (self._block, "forward")
 
 
+class ExpertsForward(LayerForward):
+    """`experts.forward` of one block that runs its own `forward`: (x [T, H], ids [T, topk], weights [T, topk]) -> [T, H]."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._module = self._experts.weights(self._layer)
+        self.outer = Outer(self._block)
+
+    @torch.compiler.disable
+    def __call__(self, hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        self._check(hidden_states)
+        with self._engine.lock, torch.no_grad():
+            x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
+            ids, weights = (t.reshape(x.shape[0], -1).contiguous() for t in (topk_ids, topk_weights))
+            out = torch.empty_like(x)
+            engine_layer.join(self._engine, self._submit(x, ids, weights, self.outer.phase), out, None)
+        return _without_gradient(out, hidden_states).view(hidden_states.shape)
+
+    def __deepcopy__(self, memo):
+        copied = memo[id(self._module)]
+        return types.MethodType(type(copied).forward, copied)
+
+    def __reduce__(self):
+        return getattr, (self._module, "forward")
+
+
+class Outer:
+    """`block.forward` of a block whose experts are replaced: the library's own, after a look at the shape. The experts see
+    rows alone, which do not tell a long prompt from a large batch."""
+
+    def __init__(self, block: nn.Module):
+        self._block = block
+        self._local = threading.local()
+
+    @property
+    def phase(self) -> str:
+        return getattr(self._local, "phase", "decode")
+
+    def __call__(self, *args, **kwargs):
+        self._local.phase = phase_of(args[0] if args else kwargs["hidden_states"])
+        return type(self._block).forward(self._block, *args, **kwargs)
+
+    def __deepcopy__(self, memo):
+        copied = memo[id(self._block)]
+        return types.MethodType(type(copied).forward, copied)
+
+    def __reduce__(self):
+        return getattr, (self._block, "forward")
+
+
+def phase_of(hidden_states: torch.Tensor) -> str:
+    """[B, S, H] of more than one position is a prefill."""
+    return "prefill" if hidden_states.shape[-2] > 1 else "decode"
+
+
+def _without_gradient(out: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    needed = hidden_states.requires_grad and torch.is_grad_enabled()
+    return NoGradient.apply(out, hidden_states) if needed else out
+
+
+def install(forward: LayerForward, experts: Experts, layer: int) -> None:
+    """Puts `forward` in place on its instances."""
+    if isinstance(forward, ExpertsForward):
+        experts.weights(layer).forward = forward
+        experts.blocks[layer].forward = forward.outer
+    else:
+        experts.blocks[layer].forward = forward
+
+
+def uninstall(experts: Experts) -> None:
+    """The library's own `forward` everywhere again."""
+    for layer, block in enumerate(experts.blocks):
+        vars(block).pop("forward", None)
+        vars(experts.weights(layer)).pop("forward", None)
+
+
 def swapped_by(block: nn.Module):
     """The handle that has this block swapped, or None."""
     forward = vars(block).get("forward")
-    return forward.handle if isinstance(forward, BlockForward) else None
+    return forward.handle if isinstance(forward, LayerForward) else None
 
 
 def is_replaced(block: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from apexk.device.base import Device
 from apexk.engine.runtime import Engine
 from apexk.hardware import Hardware
 from apexk.hf.adopt import StoreViews
+from apexk.hf.forward import uninstall
 from apexk.hf.inspect import Experts
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
@@ -38,8 +39,7 @@ class Handle:
         with self._lock:
             if self._restored:
                 return
-            for block in self._experts.blocks:
-                vars(block).pop("forward", None)
+            uninstall(self._experts)
             self._views.release()
             self._device.close()
             self._restored = True
@@ -80,7 +80,7 @@ class Handle:
             "versions": versions(),
             "model": {
                 "class": type(self.model).__name__, "model_type": experts.model_type, "moe_layers": len(experts.blocks),
-                "experts": experts.experts, "topk": experts.topk, "hidden": experts.hidden, "intermediate": experts.intermediate,
+                "experts": experts.experts, "topk": experts.topk, "replaced": "experts" if experts.family.experts_only else "blocks", "hidden": experts.hidden, "intermediate": experts.intermediate,
                 "dtype": str(experts.dtype).removeprefix("torch."), "bytes_per_expert": self._store.block.payload_bytes,
             },
             "config": {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from apexk.hf.families import FAMILIES, Family, Routed
+from apexk.hf.layouts import Layout
 from apexk.kernels.triton.reference import ACTIVATIONS, activation_ref
 from apexk.store.block import DTYPES
 
-PARTS = ("gate_up_proj", "down_proj")
+IMPLEMENTATION = "apexk"  # the name in the library's registry of experts implementations
+log = logging.getLogger("apexk")
 
 
 class UnsupportedModel(ValueError):
@@ -25,6 +28,7 @@ class Experts:
 
     model_type: str
     family: Family
+    layout: Layout
     names: tuple[str, ...]
     blocks: tuple[nn.Module, ...]
     experts: int
@@ -34,6 +38,10 @@ class Experts:
     dtype: torch.dtype
     activation: str
 
+    @property
+    def biases(self) -> bool:
+        return "gate_up_proj_bias" in self.layout.names
+
     def weights(self, layer: int) -> nn.Module:
         return getattr(self.blocks[layer], self.family.experts)
 
@@ -42,7 +50,7 @@ class Experts:
 
     def route(self, layer: int, x: torch.Tensor, *, record: bool) -> Routed:
         """(logits, weights [T, topk], ids [T, topk]) of a layer's own routing function for MoE inputs x [T, H]."""
-        return self.family.route(self.blocks[layer], x, self.topk, record=record)
+        return self.family.route(self.blocks[layer], x, record=record)
 
 
 def find_experts(model: nn.Module) -> Experts:
@@ -52,77 +60,137 @@ def find_experts(model: nn.Module) -> Experts:
         raise UnsupportedModel(f"{what} is no Hugging Face model with a config; {_known()}")
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     model_type = getattr(config, "model_type", None)
-    family = FAMILIES.get(model_type)
-    if family is None:
-        sparse = any("experts" in name.split(".") for name, _ in model.named_modules())
-        why = "is a Mixture-of-Experts family that apexk does not know" if sparse else "is dense: it has no experts"
-        raise UnsupportedModel(f"{what} (model type {model_type!r}) {why}; {_known()}")
     if getattr(model.config, "quantization_config", None) is not None or getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedModel(f"{what} is quantised; apexk computes from float32, bfloat16 or float16 weights")
+    family = FAMILIES.get(model_type) or generic(model, model_type)
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ == family.block]
+    found = [(name, block) for name, block in found if getattr(block, family.experts, None) is not None]
     if not found:
         raise UnsupportedModel(f"{what} has no {family.block}: every layer of this {model_type} is dense")
+    if any(getattr(getattr(getattr(block, family.experts), "config", None), "_experts_implementation", None) == IMPLEMENTATION for _, block in found):
+        family = replace(family, experts_only=True)
     _check_unshared(family, found)
     shapes = {name: _check_block(family, name, block) for name, block in found}
     if len(set(shapes.values())) > 1:
         raise UnsupportedModel(f"{what}: sparse blocks differ: {shapes}")
-    experts, hidden, intermediate, dtype, activation, topk = next(iter(shapes.values()))
-    return Experts(model_type, family, tuple(n for n, _ in found), tuple(b for _, b in found), experts, topk, hidden, intermediate,
-                   dtype, activation)
+    experts, hidden, intermediate, dtype, activation = next(iter(shapes.values()))
+    topk = _topk(family, found[0][1], config)
+    layout = family.layout_for(getattr(found[0][1], family.experts))
+    return Experts(model_type, family, layout, tuple(n for n, _ in found), tuple(b for _, b in found), experts, topk, hidden,
+                   intermediate, dtype, activation)
+
+
+def generic(model: nn.Module, model_type: str | None) -> Family:
+    """The row of a model type that has none: its blocks keep their own forward, and the experts inside are replaced."""
+    what = f"{type(model).__name__} (model type {model_type!r})"
+    sparse = any("experts" in name.split(".") for name, _ in model.named_modules())
+    if not sparse:
+        raise UnsupportedModel(f"{what} is dense: it has no experts; {_known()}")
+    found = {(type(block).__name__, name): block for block in model.modules() for name, child in block.named_children()
+             if hasattr(child, "is_transposed") and hasattr(child, "has_gate")}
+    if not found:
+        raise UnsupportedModel(f"{what} is a Mixture-of-Experts family that apexk does not know, and its experts are not on the "
+                               f"library's experts interface; {_known()}")
+    if len(found) > 1:
+        raise UnsupportedModel(f"{what} has experts of several kinds: {', '.join(block for block, _ in found)}; apexk swaps one")
+    (block, experts), first = next(iter(found.items()))
+    family = Family(block, router=None, experts=experts, experts_only=True)
+    return replace(family, router=_callable_router(first, family))
+
+
+def _callable_router(block: nn.Module, family: Family) -> str | None:
+    """The block's router, if it can be called with x alone, as for a prediction; found by calling it."""
+    down = getattr(getattr(block, family.experts), "down_proj", None)
+    for name in ("gate", "router"):
+        router = getattr(block, name, None)
+        if isinstance(router, nn.Module) and down is not None and down.ndim == 3:
+            hidden = down.shape[2] if getattr(block, family.experts).is_transposed else down.shape[1]
+            try:
+                with torch.no_grad():
+                    _, weights, ids = router.forward(torch.zeros(1, hidden, dtype=down.dtype))
+            except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+                continue  # wants more than x, or something else than the experts' input
+            if ids.shape == weights.shape and not ids.is_floating_point() and ids.ndim == 2:
+                return name
+    return None
+
+
+def _topk(family: Family, block: nn.Module, config) -> int:
+    """Experts a token, from wherever this family says it."""
+    places = [getattr(block, family.router)] if family.router else []
+    for place in (*places, block, getattr(block, family.experts), config):
+        for name in ("top_k", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"):
+            if isinstance(getattr(place, name, None), int):
+                return getattr(place, name)
+    raise UnsupportedModel(f"{family.block}: neither its router nor the configuration says how many experts a token chooses")
 
 
 def _check_unshared(family: Family, found: list[tuple[str, nn.Module]]) -> None:
     owner: dict[int, str] = {}
     for name, block in found:
-        first = owner.setdefault(id(getattr(getattr(block, family.experts), PARTS[0], block)), name)
-        if first != name:
-            raise UnsupportedModel(f"{name} and {first} share their expert weights; each sparse block must own its experts")
-
-
-def rows_of(family: Family, weights: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """A block's expert matrices in the block order of the store: `[E, 2I, H]` and `[E, H, I]` (views)."""
-    matrices = tuple(getattr(weights, part).detach() for part in PARTS)
-    return tuple(m.transpose(1, 2) for m in matrices) if family.columns else matrices
+        for parameter in getattr(block, family.experts).parameters():
+            if owner.setdefault(id(parameter), name) != name:
+                raise UnsupportedModel(f"{name} and {owner[id(parameter)]} share their expert weights; each sparse block must own its experts")
 
 
 def _known() -> str:
-    return f"supported model types: {', '.join(FAMILIES)}"
+    return f"supported model types: {', '.join(FAMILIES)}, and those whose experts are on the library's experts interface"
 
 
 def _check_block(family: Family, name: str, block: nn.Module) -> tuple:
-    """-> (experts, hidden, intermediate, dtype, activation, topk) of one block."""
+    """-> (experts, hidden, intermediate, dtype, activation) of one block."""
     weights = getattr(block, family.experts)
-    for part in PARTS:
-        parameter = getattr(weights, part, None)
-        where = f"{name}.{family.experts}.{part}"
-        if not isinstance(parameter, torch.Tensor) or parameter.ndim != 3:
-            raise UnsupportedModel(f"{where} is {type(parameter).__name__}, wanted a 3-d tensor")
+    if not getattr(weights, "has_gate", True):
+        raise UnsupportedModel(f"{name}: its experts have no gate; apexk computes act(gate) * up")
+    if getattr(weights, "has_post_expert_norm", False):
+        raise UnsupportedModel(f"{name}: experts with a norm of their own are not supported")
+    layout = family.layout_for(weights)
+    if layout is None:
+        raise UnsupportedModel(f"{name}.{family.experts} ({type(weights).__name__}) is not on the library's experts interface")
+    tensors = []
+    for part in layout.names:
+        where, parameter = f"{name}.{family.experts}.{part}", weights
+        for step in part.split("."):
+            parameter = getattr(parameter, step, None)
+        if not isinstance(parameter, torch.Tensor):
+            raise UnsupportedModel(f"{where} is {type(parameter).__name__}, wanted a tensor")
         if parameter.dtype not in DTYPES:
             kinds = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
             raise UnsupportedModel(f"{where} is {parameter.dtype}: other or quantised weights are not supported; wanted {kinds}")
         if parameter.device.type != "cpu":
             raise UnsupportedModel(f"{where} is on {parameter.device}; load the experts on the CPU")
-    w13, w2 = rows_of(family, weights)
-    (experts, twice, hidden), dtype = w13.shape, w13.dtype
-    if twice % 2 or w2.shape != (experts, hidden, twice // 2):
-        raise UnsupportedModel(f"{name}: gate_up_proj {tuple(weights.gate_up_proj.shape)} and down_proj {tuple(weights.down_proj.shape)} do not fit")
-    if w2.dtype != dtype:
-        raise UnsupportedModel(f"{name}: gate_up_proj is {dtype}, down_proj {w2.dtype}")
-    if getattr(weights, "has_bias", False) or getattr(weights, "has_post_expert_norm", False):
-        raise UnsupportedModel(f"{name}: experts with biases or a norm of their own are not supported")
-    topk = getattr(getattr(block, family.router), "top_k", None) or getattr(block, "top_k", None)
-    return experts, hidden, twice // 2, dtype, _activation(name, weights), topk
+        tensors.append(parameter.detach())
+    if len({t.dtype for t in tensors}) > 1:
+        raise UnsupportedModel(f"{name}: expert weights of several dtypes: {', '.join(str(t.dtype) for t in tensors)}")
+    shapes = {part: tuple(t.shape) for part, t in zip(layout.names, tensors, strict=True)}
+    try:
+        matrices = layout.matrices(tensors, _count(weights, tensors[0]))
+        experts, intermediate, hidden = matrices[0].shape
+        wanted = [(experts, intermediate, hidden)] * 2 + [(experts, hidden, intermediate)]
+        wanted += [(experts, intermediate)] * 2 + [(experts, hidden)]
+        fits = all(m.shape == w for m, w in zip(matrices, wanted, strict=False))
+    except (RuntimeError, ValueError, IndexError):  # cannot even be split
+        fits = False
+    if not fits:
+        raise UnsupportedModel(f"{name}: the shapes of its expert weights do not fit: {shapes}")
+    return experts, hidden, intermediate, tensors[0].dtype, _activation(name, weights)
+
+
+def _count(weights: nn.Module, first: torch.Tensor) -> int:
+    return first.shape[0] if first.ndim == 3 else weights.num_experts
 
 
 def _activation(name: str, weights: nn.Module) -> str:
     """Which of the kernels' activations the experts apply, found by trying them: families wrap them in various ways."""
     gate = torch.linspace(-9, 9, 64, dtype=torch.float64).reshape(2, 32)
     up = torch.linspace(8, -8, 64, dtype=torch.float64).reshape(2, 32)
-    theirs: Callable = getattr(weights, "_apply_gate", None) or (lambda both: weights.act_fn(both[:, :32]) * both[:, 32:])
-    with torch.no_grad():
-        values = theirs(torch.cat([gate, up], 1))
-    for activation in ACTIVATIONS:
-        if values.shape == gate.shape and torch.allclose(values, activation_ref(gate, up, activation), rtol=1e-6, atol=1e-9):
-            return activation
-    what = getattr(weights, "act_fn", None)
-    raise UnsupportedModel(f"{name}: experts apply {what if what is not None else 'an unknown activation'}; supported: {', '.join(ACTIVATIONS)}")
+    act = getattr(weights, "act_fn", None) or getattr(getattr(weights, "mlp", None), "activation_fn", None)
+    theirs: Callable | None = getattr(weights, "_apply_gate", None) or (act and (lambda both: act(both[:, :32]) * both[:, 32:]))
+    if theirs is not None:
+        interleaved = not getattr(weights, "is_concatenated", True)
+        with torch.no_grad():
+            values = theirs(torch.stack([gate, up], 2).reshape(2, 64) if interleaved else torch.cat([gate, up], 1))
+        for activation in ACTIVATIONS:
+            if values.shape == gate.shape and torch.allclose(values, activation_ref(gate, up, activation), rtol=1e-6, atol=1e-9):
+                return activation
+    raise UnsupportedModel(f"{name}: experts apply {act if act is not None else 'an unknown activation'}; supported: {', '.join(ACTIVATIONS)}")

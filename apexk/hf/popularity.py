@@ -22,7 +22,7 @@ def popularity(model: nn.Module, batches: Iterable[Mapping[str, torch.Tensor]]) 
 
     def count(layer: int):
         def hook(_module, _inputs, output):
-            ids = experts.family.routing(output, experts.topk)[2]
+            ids = experts.family.routing(output, experts.blocks[layer])[2]
             counts[layer] += torch.bincount(ids.reshape(-1).cpu(), minlength=experts.experts)
 
         return hook

@@ -15,7 +15,7 @@ from apexk.device.ranged import RangedDevice
 from apexk.device.virtual import VirtualDevice
 from apexk.engine.runtime import Engine, EngineSettings
 from apexk.hf.adopt import StoreViews
-from apexk.hf.forward import BlockForward, is_replaced, swapped_by
+from apexk.hf.forward import BlockForward, ExpertsForward, install, is_replaced, swapped_by
 from apexk.hf.handle import Handle
 from apexk.hf.inspect import find_experts
 from apexk.nvtx import Ranges
@@ -42,10 +42,11 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         raise TypeError(f"config is {type(config).__name__}, wanted ApexConfig")
     machine = hardware.load(config.hardware)
     experts = find_experts(model)
-    for name, block in zip(experts.names, experts.blocks, strict=True):
-        if is_replaced(block):
-            by = "is swapped already: restore it first" if swapped_by(block) else "was replaced by another library: remove its hook first"
-            raise RuntimeError(f"{name}.forward {by}")
+    for layer, (name, block) in enumerate(zip(experts.names, experts.blocks, strict=True)):
+        for module in (experts.weights(layer), block):
+            if is_replaced(module):
+                by = "is swapped already: restore it first" if swapped_by(module) else "was replaced by another library: remove its hook first"
+                raise RuntimeError(f"{name}.forward {by}")
     slots = config.slots(experts.experts)
     settings = config.settings(machine)
     policy = registry.get(config.policy, policy_options(settings))
@@ -55,7 +56,7 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
     # tensors made in inference mode could not be written to outside of it
     with torch.inference_mode(False), ExitStack() as undo:
         timeline = undo.enter_context(Timeline(config.timeline))
-        store = filled or HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype))
+        store = filled or HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype, experts.biases))
         halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,
                         weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic,
                         threads=config.threads)
@@ -74,8 +75,9 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         views.adopt(filled=filled is not None)
         rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")))
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)
-        for layer, block in enumerate(experts.blocks):
-            block.forward = BlockForward(handle.engine, experts, views, layer, handle)
+        kind = ExpertsForward if experts.family.experts_only else BlockForward
+        for layer in range(shape.layers):
+            install(kind(handle.engine, experts, views, layer, handle), experts, layer)
         undo.pop_all()
     return handle
 

@@ -92,7 +92,7 @@ def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
     config = tiny_config(model_type, **changes)
     torch.manual_seed(seed)
     model = getattr(transformers, CONFIGS[model_type][1])._from_config(config, dtype=dtype).eval()
-    # some routers start at zero: give all of them a spread, so that routing is not degenerate
+    # some routers and biases start at zero: give all of them a spread, so that routing is not degenerate
     draw = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -100,4 +100,6 @@ def tiny(model_type: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, 
                 tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.3)
             elif name.endswith(("e_score_correction_bias", "expert_bias")):
                 tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.05)
+            elif name.endswith("proj_bias"):
+                tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.2)
     return model

@@ -6,9 +6,8 @@ import torch
 import apexk
 from apexk.hf.families import FAMILIES, Family
 from apexk.hf.inspect import UnsupportedModel, find_experts
-from apexk.testing.tiny import CONFIGS, tiny
+from apexk.testing.tiny import tiny
 
-REFUSED = sorted(set(CONFIGS) - set(FAMILIES))
 TOKENS = 6
 
 
@@ -43,14 +42,14 @@ def test_float32_tokens_and_a_clean_restore(model_type):
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_bfloat16_is_no_farther_from_float32_than_the_unpatched_model(model_type):
-    """Error of the logits against the float32 model, at most 1.1 x the plain bfloat16 model's own: the median over 256
+    """Error of the logits against the float32 model, at most 1.1 x the plain bfloat16 model's own: the median over 512
     tokens of each token's root mean square. (The median, since in random models rounding often flips a choice of experts,
     in the plain run as much as in ours, and the few tokens that it hits would decide a mean.)"""
     model = tiny(model_type, dtype=torch.bfloat16)
     exact = tiny(model_type)
     exact.load_state_dict({name: value.to(exact.state_dict()[name].dtype) for name, value in model.state_dict().items()})
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    ids = torch.randint(3, 128, (8, 32), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(3, 128, (16, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         truth = exact(ids).logits
         plain = model(ids).logits.float()
@@ -86,17 +85,10 @@ def test_router_logits_are_recorded_once(model_type):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_what_is_not_in_the_table_is_refused_by_name(model_type):
-    with pytest.raises(UnsupportedModel, match=f"{model_type}.*supported model types: .*mixtral"):
-        apexk.swap(tiny(model_type))
-
-
 def test_a_user_can_add_a_family(monkeypatch):
     model = tiny("mixtral")
     model.config.model_type = "mine"
-    with pytest.raises(UnsupportedModel, match="mine"):
-        find_experts(model)
+    assert find_experts(model).family.experts_only, "without a row only the experts are replaced"
     monkeypatch.setitem(FAMILIES, "mine", Family("MixtralSparseMoeBlock"))
     wanted = generate(model)
     with apexk.swap(model, apexk.ApexConfig(pool=3)):

@@ -41,17 +41,17 @@ def test_an_exception_in_the_middle_of_generate(fresh, monkeypatch, kind, where)
 
 
 def test_an_interrupt_while_weights_move(fresh, monkeypatch):
-    from apexk.store.host_store import HostStore
+    from apexk.hf import adopt
 
     model, _, before, keys = fresh
-    real, threads = HostStore.put, native_threads()
+    real, threads = adopt.put, native_threads()
 
-    def failing(self, layer, w13, w2):
+    def failing(layout, tensors, store, layer):
         if layer == 2:
             raise KeyboardInterrupt
-        real(self, layer, w13, w2)
+        real(layout, tensors, store, layer)
 
-    monkeypatch.setattr(HostStore, "put", failing)
+    monkeypatch.setattr(adopt, "put", failing)
     with pytest.raises(KeyboardInterrupt):
         apexk.swap(model, apexk.ApexConfig(pool=4))
     assert_as_before(model, before, keys)
