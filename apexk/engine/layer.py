@@ -112,11 +112,13 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
 def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteView:
     in_flight = engine.settle_speculation(at, loads)
     slots = engine.slots[at.layer]
-    resident = slots.resident()
+    landed = slots.resident()
+    # copies asked for earlier that have not been seen to land: their readers wait for them, so they count as resident
+    coming = slots.loading().difference([in_flight.expert] if in_flight else ())
     memory = engine.policy.recall(at.layer, at.phase, loads)
     return RouteView(
-        step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=resident,
-        available=len(slots.free()) + len(resident.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
+        step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=landed | coming if coming else landed,
+        available=len(slots.free()) + len(landed.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
         in_flight=in_flight, channel_wait_ms=0.0 if in_flight else engine.device.channel_wait_ms(), resident_first=engine.resident_first,
     )
 

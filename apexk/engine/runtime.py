@@ -70,6 +70,10 @@ class Engine:
         Returns the running copy if this layer needs it and the policy waits for it; its slot is then `loading`.
         """
         stopped = self.device.stop_speculation(at)
+        for copy in stopped.failed:
+            self._book(copy, None)
+            self.slots[copy.layer].abandon(copy.expert)
+            self._count(at, used=False, abandoned=True)
         for copy, event in stopped.landed:
             self._book(copy, event)
             self.slots[copy.layer].land(copy.expert)

@@ -3,6 +3,7 @@ itself is checked, by removing each order that the engine asks for and expecting
 
 import ast
 import importlib
+import random
 import sys
 import types
 from collections import Counter
@@ -14,51 +15,67 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_against_oracle import run_engine, trace
-from test_timeline import POLICIES, RULES
+from test_timeline import POLICIES, RULES, check_every_pair_once
 
 import apexk.engine
-from apexk.device.base import Rows
+from apexk.device.base import CopyFailed, Rows
 from apexk.device.checked import CheckedDevice, OrderError
 from apexk.timeline.writer import Timeline
 
 ENGINE = Path(apexk.engine.__file__).parent
 
 
-class LatePredictions:
-    """A device whose every third prediction is not there when the host asks for it."""
+class Unreliable:
+    """A device whose predictions are late, whose landed copies are noticed late and whose exact copies fail, each at random."""
 
-    def __init__(self, inner):
-        self.inner, self.asked = inner, 0
+    def __init__(self, inner, seed=0, late=0.3, failing=0.0):
+        self.inner, self._draw, self._late, self._failing = inner, random.Random(seed), late, failing
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
     def take_prediction(self, ticket):
-        self.asked += 1
-        return None if self.asked % 3 == 0 else self.inner.take_prediction(ticket)
+        return None if self._draw.random() < self._late else self.inner.take_prediction(ticket)
+
+    def done(self, event):
+        return self._draw.random() >= self._late and self.inner.done(event)
+
+    def copy_expert(self, at, expert, slot, after=()):
+        if self._draw.random() < self._failing:
+            raise CopyFailed("injected")
+        return self.inner.copy_expert(at, expert, slot, after)
 
 
 def checked(device):
-    return CheckedDevice(LatePredictions(device))
+    return CheckedDevice(Unreliable(device))
 
 
-def run_checked(name, capacity, seed, tokens, rules):
+def run_checked(name, capacity, seed, tokens, rules, wrap=checked, timeline=None):
     steps, popularity = trace(seed, tokens)
-    return run_engine(name, capacity, steps, popularity, tokens, settings=rules, wrap=checked)
+    return run_engine(name, capacity, steps, popularity, tokens, timeline, settings=rules, wrap=wrap)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
-    name=st.sampled_from(POLICIES), capacity=st.integers(0, 24), seed=st.integers(0, 10_000), tokens=st.sampled_from([1, 3, 8, 33]),
-    rules=st.sampled_from(RULES),
+    name=st.sampled_from(POLICIES), capacity=st.sampled_from([0, 1, 4, 12, 24, 7]), seed=st.integers(0, 10_000),
+    tokens=st.sampled_from([1, 3, 8, 33]), rules=st.sampled_from(RULES), failing=st.sampled_from([0.0, 0.2, 1.0]),
 )  # fmt: skip
-def test_every_run_is_ordered(name, capacity, seed, tokens, rules):
-    run_checked(name, capacity, seed, tokens, rules)
+def test_every_run_is_ordered(name, capacity, seed, tokens, rules, failing):
+    """70 plans a run, 10,500 in all. Every pair is computed once even where copies fail: the CPU takes their experts."""
+    timeline = Timeline(None, keep=True)
+
+    def wrap(device):
+        return CheckedDevice(Unreliable(device, seed, failing=failing))
+
+    engine = run_checked(name, capacity, seed, tokens, rules, wrap, timeline)
+    check_every_pair_once(trace(seed, tokens)[0], timeline.rows)
+    copied = sum(row["kind"] == "copy.exact" for row in timeline.rows)
+    assert engine.totals["decode"].exact == copied and (failing < 1 or copied == 0)
 
 
 def test_checking_changes_nothing():
     steps, popularity = trace(2, 8)
-    plain = run_engine("apex", 6, steps, popularity, 8, settings=RULES[0], wrap=LatePredictions)
+    plain = run_engine("apex", 6, steps, popularity, 8, settings=RULES[0], wrap=Unreliable)
     assert run_checked("apex", 6, 2, 8, RULES[0]).totals == plain.totals
 
 
