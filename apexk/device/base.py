@@ -102,10 +102,12 @@ class Running:
 
 @dataclass(frozen=True)
 class Stopped:
-    """What a stop found: copies that have landed, with their events, and the running one. The rest was dropped."""
+    """What a stop found: copies that have landed, with their events, the running one, and those that failed (their slots hold
+    nothing usable). The rest was dropped."""
 
     landed: Sequence[tuple[SpeculativeCopy, Event]] = ()
     running: Running | None = None
+    failed: Sequence[SpeculativeCopy] = ()
 
 
 @dataclass(frozen=True)

@@ -66,10 +66,12 @@ class CheckedDevice:
             clock = self._speculative(copy)
             self._host_learns(clock)
             landed.append((copy, Checked(event, clock)))
-        if stopped.running is None:
-            return Stopped(landed, None)
+        for copy in stopped.failed:
+            self._host_learns(self._speculative(copy))
         running = stopped.running
-        return Stopped(landed, replace(running, token=(running, self._speculative(running.copy))))
+        if running is not None:
+            running = replace(running, token=(running, self._speculative(running.copy)))
+        return Stopped(landed, running, stopped.failed)
 
     def keep(self, at: At, running: Running) -> Checked:
         inner, clock = running.token

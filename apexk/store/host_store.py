@@ -8,6 +8,7 @@ import mmap
 import torch
 
 from apexk.store.block import ExpertBlock
+from apexk.store.pinning import CHUNK_BYTES, Pinning, Pins, Registry
 
 
 def anonymous(nbytes: int) -> mmap.mmap:
@@ -39,10 +40,28 @@ class HostStore:
         self.layers, self.experts, self.block = layers, experts, block
         self.nbytes = layers * experts * block.stride_bytes
         self._maps: list[mmap.mmap | None] = [anonymous(experts * block.stride_bytes) for _ in range(layers)]
+        self.pinning: Pinning | None = None  # what came of `pin`; None where nobody asked
+        self._pins: Pins | None = None
 
     def drop(self, layer: int) -> None:
         """Gives a layer's memory up; it can no longer be asked for."""
+        if self._pins is not None:
+            self._pins.release(layer)
         self._maps[layer] = None
+
+    def pin(self, registry: Registry, chunk_bytes: int = CHUNK_BYTES) -> Pinning:
+        """Pins the weights, once they are there: registration takes every page from the system. All or nothing, see
+        `Pinning`; `unpin` it before the registry closes."""
+        self._pins = Pins(registry)
+        layers = [(layer, self.blocks(layer).data_ptr(), len(memory)) for layer, memory in enumerate(self._maps) if memory is not None]
+        self.pinning = self._pins.pin(layers, self.block.stride_bytes, chunk_bytes)
+        return self.pinning
+
+    def unpin(self) -> None:
+        """May be called again, and without `pin`."""
+        if self._pins is not None:
+            self._pins.release()
+            self._pins = None
 
     def blocks(self, layer: int) -> torch.Tensor:
         """One layer's blocks, `[E, stride]` in the weight dtype."""

@@ -8,11 +8,14 @@ from apexk.store.block import ExpertBlock
 
 
 class Pool:
-    """`layers` x `slots` blocks on `device`. Floating-point memory starts as NaN: a read of an unfilled slot must show."""
+    """`layers` x `slots` blocks, in `memory [layers, slots, stride]` or else in host memory of its own, which starts as NaN: a
+    read of an unfilled slot must show."""
 
-    def __init__(self, layers: int, slots: int, block: ExpertBlock, device: torch.device | str = "cpu"):
+    def __init__(self, layers: int, slots: int, block: ExpertBlock, memory: torch.Tensor | None = None):
         self.block, self.slots = block, slots
-        self.memory = torch.full((layers, slots, block.stride), float("nan"), dtype=block.dtype, device=device)
+        if memory is None:
+            memory = torch.full((layers, slots, block.stride), float("nan"), dtype=block.dtype)
+        self.memory = memory
 
     @property
     def nbytes(self) -> int:

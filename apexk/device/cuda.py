@@ -1,0 +1,331 @@
+"""CudaDevice: the engine's operations on a GPU's streams, the native channel and the native hand-off to the CPU kernels.
+
+Streams, each in order, joined by events alone: `compute` (the model's own), `side` (prediction), `h2d` (expert copies),
+`down` (rows to the CPU), `back` (rows from it). What an operation is ordered after without an event, and why:
+
+- At the routing event the host waits for the compute stream, and the merge before it came after everything of its layer.
+  So whatever the layers before read or wrote is done when a layer's first operation is asked for, speculative copies
+  excepted; and x, ids and weights of this layer are there.
+- Copies are ordered among themselves by the channel's stream.
+
+A worker's error is raised by the next call of `run_host` or `combine`, or at `synchronize` or `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+
+from apexk.device import accesses
+from apexk.device.base import At, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.cuda_buffers import StepBuffers, Tables
+from apexk.device.cuda_clock import DeviceClock, Operation
+from apexk.device.cuda_copies import Copies, wait
+from apexk.device.gpu_kernels import GpuKernels
+from apexk.device.native.channel import Channel
+from apexk.device.native.hand_off import HandOff
+from apexk.device.runtime import CudaRuntime, Event, OutOfMemory, Stream
+from apexk.kernels.cpu.ffn import HostFFN
+from apexk.store.host_store import HostStore
+from apexk.store.pool import Pool
+from apexk.timeline.writer import Timeline
+
+MS = 1e6  # ns a millisecond
+
+
+@dataclass(eq=False)
+class HostWork(Operation):
+    """CPU experts of one part. `jobs` are the (ticket, experts) of the part that no stream has waited for, its own last."""
+
+    hand_off: HandOff | None = None
+    jobs: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def read(self, clock: DeviceClock) -> tuple[int, int] | None:
+        found = self.hand_off.finished(self.jobs[-1][0])
+        return None if found is None else (clock.host_ns(found.start_ns), clock.host_ns(found.end_ns))
+
+
+class CudaDevice:
+    """`kernels` launch on `runtime`'s streams; both are the device's own from here on. The store's blocks are copied from where
+    they are, pinned or not. `slots` a layer, all in one allocation. Rows for `tokens` tokens of `topk` choices are made at
+    once, more when they come. `activation` and `weight_on_input` are the CPU kernels' rule (`kernels` has its own); `how` as
+    in `HandOff`. Raises `OutOfMemory` with the numbers.
+    """
+
+    name = "cuda"
+    modelled = False
+    host_runs_empty = False
+
+    def __init__(self, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, kernels: GpuKernels, *, topk: int,
+                 tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None, how: str | None = None):
+        self.runtime, self.timeline, self.store, self.kernels = runtime, timeline, store, kernels
+        block = store.block
+        self._rule = {"intermediate": block.intermediate, "activation": activation, "biases": block.biases, "weight_on_input": weight_on_input}
+        self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
+        self._compute = runtime.compute_stream()
+        with ExitStack() as undo:
+            undo.callback(runtime.close)
+            undo.callback(store.unpin)
+            side, h2d, down, back = (runtime.new_stream(name) for name in ("side", "h2d", "down", "back"))
+            self._side, self._down, self._back = side, down, back
+            self._streams = (self._compute, side, h2d, down, back)
+            self.pool = _pool(runtime, store, slots)
+            runtime.launch(self._compute, lambda: self.pool.memory.fill_(float("nan")))
+            runtime.synchronize_stream(self._compute)
+            self.ffn = HostFFN(threads=threads)
+            undo.callback(self.ffn.close)
+            self.hand_off = HandOff(runtime, self.ffn, max_experts=store.experts, how=how)
+            undo.callback(self.hand_off.close)
+            channel = Channel(runtime, h2d)
+            undo.callback(channel.close)
+            self.clock = DeviceClock(runtime, self._compute, self._tell)
+            self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute)
+            self._tables = Tables(runtime, store.experts)
+            self._ranks = runtime.empty_device((3, store.experts), torch.int32)
+            self._ranks_host = runtime.empty_pinned((3, store.experts), torch.int32)
+            self._returned = runtime.new_event()
+            self._demand = torch.empty(0, dtype=torch.int32)
+            self._tokens, self._topk, self._buffers = 0, topk, {}
+            self._reserve(tokens, topk)
+            self._undo, self._open = undo.pop_all(), True
+        self._jobs: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by buffer: what no stream waits for
+        self._arrived: Event | None = None  # this layer's dense work
+        self._merged_ns = self.clock.now()  # end of the last merge that was timed
+
+    def begin_layer(self, at: At) -> None:
+        if self.runtime.compute_stream().handle != self._compute.handle:
+            raise RuntimeError("the model runs on another CUDA stream than when it was swapped; swap it inside the same torch.cuda.stream(...)")
+        self.copies.settle_first()
+        self._arrived = self.clock.take()
+        self.runtime.record(self._arrived, self._compute)
+
+    def read_back(self, at: At, rows: Rows) -> dict[int, int]:
+        _check(rows, self.store, self.runtime.device)
+        parts, experts, topk = rows.parts or [rows], self.store.experts, rows.topk
+        self._reserve(max(part.tokens for part in parts), topk)
+        ids_from = len(parts) * experts
+        demand = self._room_for_demand(ids_from + rows.tokens * topk)
+        for number, part in enumerate(parts):
+            pairs = part.tokens * topk
+            self.runtime.launch(self._compute, lambda ids=part.topk_ids: self.kernels.count(ids))
+            there, here = demand[number * experts :], self.kernels.demand(pairs)
+            if len(parts) == 1:
+                self._copy_down(there, here, self._compute)
+            else:
+                self._copy_down(there, here[:experts], self._compute)
+                self._copy_down(demand[ids_from + part.start * topk :], here[experts:], self._compute)
+        routed, before = self.clock.take(), self.clock.now()
+        self.runtime.record(routed, self._compute)
+        self.runtime.synchronize_event(routed)
+        self._settle(at, rows, routed, before)
+        self._ids = demand[ids_from:]
+        total = torch.zeros(experts, dtype=torch.int64)
+        for number, part in enumerate(parts):
+            loads = demand[number * experts : (number + 1) * experts]
+            part.loads = _nonzero(loads)
+            total += loads
+        return part.loads if len(parts) == 1 else _nonzero(total)
+
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Operation] = ()) -> HostWork:
+        buffer = self._buffer(rows)
+        for earlier in after:
+            wait(self.runtime, self._down, earlier)
+        x, weights = buffer.stage(rows, self._down)
+        ids = self._ids[rows.start * rows.topk :][: rows.tokens * rows.topk].view(rows.tokens, rows.topk)
+        ticket = self.hand_off.submit(self._down, x, self._host_blocks[at.layer], ids, weights, experts, buffer.host_rows(rows), **self._rule)
+        jobs = self._jobs.setdefault(rows.buffer or 0, [])
+        jobs.append((ticket, tuple(experts)))
+        facts = {"experts": list(experts), "tokens": sum(loads[e] for e in experts), "names": (accesses.host_ffn, experts, rows.buffer)}
+        work = HostWork(at, "host.ffn", "cpu", facts=facts, hand_off=self.hand_off, jobs=tuple(jobs))
+        self.clock.add(work)
+        return work
+
+    def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Operation]) -> Operation:
+        pairs, slot_of = self._buffer(rows).pairs(rows), self._tables.take(slots)
+        for earlier in after:
+            wait(self.runtime, self._compute, earlier)
+        facts = {"experts": list(slots), "tokens": sum(loads[e] for e in slots), "names": (accesses.slot_ffn, at.layer, slots, rows.buffer)}
+        return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
+            rows.x, self.pool, at.layer, rows.topk_ids, rows.topk_weights, slot_of, pairs))
+
+    def predict(self, at: At, rows: Rows, router: Router) -> Ticket:
+        def run() -> None:
+            with torch.no_grad():  # which is a thread's own setting
+                ids, weights = router(rows.x)
+                self.kernels.rank(ids, weights.float(), self._ranks)
+
+        operation = Operation(at, "predict", "side", facts={"tokens": rows.tokens, "names": (accesses.predict,)})
+        self._timed(operation, self._side, run, lambda: self._copy_down(self._ranks_host, self._ranks, self._side))
+        return Ticket(operation, None)
+
+    def take_prediction(self, ticket: Ticket) -> tuple[dict[int, int], dict[int, float]] | None:
+        if not self.done(ticket.event):
+            return None
+        loads, scores, order = (row.tolist() for row in (self._ranks_host[0], self._ranks_host[1].view(torch.float32), self._ranks_host[2]))
+        active = list(takewhile(loads.__getitem__, order))  # by load, downwards
+        return {e: loads[e] for e in active}, {e: scores[e] for e in active}
+
+    def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None, after: Sequence[Operation]) -> Operation:
+        pairs = self._buffer(rows).pairs(rows)
+        for earlier in after:
+            if isinstance(earlier, HostWork):
+                self._take_rows(rows, earlier, pairs)
+            else:
+                wait(self.runtime, self._compute, earlier)
+        facts = {"tokens": rows.tokens, "names": (accesses.combine, list(experts), rows.buffer)}
+        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared))
+
+    def stop_speculation(self, at: At) -> Stopped:
+        return self.copies.stop(at)
+
+    def keep(self, at: At, running: Running) -> Operation:
+        return self.copies.keep(at, running)
+
+    def abandon(self, at: At, running: Running) -> None:
+        self.copies.abandon(at, running)
+
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Operation] = ()) -> Operation:
+        return self.copies.exact(at, expert, slot, after)
+
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Operation] = ()) -> None:
+        self.copies.speculate(at, queue, after)
+
+    def load_initial(self, layer: int, expert: int, slot: int) -> None:
+        self.copies.first(layer, expert, slot)
+
+    def channel_wait_ms(self) -> float:
+        return self.copies.wait_ms()
+
+    def synchronize(self) -> None:
+        for ticket, _ in [job for jobs in self._jobs.values() for job in jobs]:
+            self.hand_off.wait(ticket)  # of an interrupted layer
+        self._jobs.clear()
+        for stream in self._streams:
+            self.runtime.synchronize_stream(stream)
+        self.hand_off.check()
+        self.clock.collect()
+
+    def done(self, event: Operation) -> bool:
+        return event.span is not None or self.runtime.query(event.end)
+
+    def span_ms(self, event: Operation) -> tuple[float, float] | None:
+        return None if event.span is None else (event.span[0] / MS, event.span[1] / MS)
+
+    def now_ms(self) -> float:
+        return self.clock.now() / MS
+
+    def close(self) -> None:
+        """Waits for what runs. Raises what a worker had to say that nobody was told of; everything is given back all the same."""
+        with self._undo:
+            self._undo = ExitStack()
+            if self._open:
+                self._open = False
+                self.synchronize()
+
+    def _timed(self, operation: Operation, stream: Stream, launch: Callable[[], None], then: Callable[[], None] | None = None) -> Operation:
+        """Puts kernels, and what comes behind them, on a stream between two timing events."""
+        operation.start, operation.end = self.clock.take(), self.clock.take()
+        self.runtime.record(operation.start, stream)
+        self.runtime.launch(stream, launch)
+        if then is not None:
+            then()
+        self.runtime.record(operation.end, stream)
+        self.clock.add(operation)
+        return operation
+
+    def _take_rows(self, rows: Rows, work: HostWork, pairs: torch.Tensor) -> None:
+        """The compute stream goes on once the CPU's rows are among the pairs."""
+        for ticket, _ in work.jobs:
+            self.hand_off.join(ticket, self._back)
+        self._jobs.pop(rows.buffer or 0)
+        host, mark = self._buffer(rows).host_rows_view(rows), self._tables.take({e: 0 for _, experts in work.jobs for e in experts})
+        self.runtime.launch(self._back, lambda: self.kernels.take_rows(host, rows.topk_ids, mark, pairs))
+        self.runtime.record(self._returned, self._back)
+        self.runtime.wait(self._compute, self._returned)
+
+    def _settle(self, at: At, rows: Rows, routed: Event, before: int) -> None:
+        """The routing event has been waited for: reads the times up to it, and gives back what the layer before used."""
+        self.clock.collect()
+        arrived = self.clock.ns(self._arrived)
+        self.clock.give(self._arrived)
+        self.clock.set_anchor(routed, before)
+        end = self.clock.ns(routed)
+        self._row(at, "attention", "gpu", (min(self._merged_ns, arrived), arrived), {"names": (accesses.attention,)})
+        self._row(at, "route", "gpu", (min(arrived, end), end), {"tokens": rows.tokens, "names": (accesses.route,)})
+        self._tables.reset()
+        for buffer in self._buffers.values():
+            buffer.release()
+
+    def _tell(self, operation: Operation) -> None:
+        """An operation's times are known."""
+        if operation.kind == "combine":
+            self._merged_ns = operation.span[1]
+        elif operation.kind == "copy.exact":
+            self.copies.learn(operation.span)
+        self._row(operation.at, operation.kind, operation.lane, operation.span, operation.facts)
+
+    def _row(self, at: At, kind: str, lane: str, span: tuple[int, int], facts: dict) -> None:
+        if not self.timeline.active:
+            return
+        facts = {"layer": at.layer} | facts
+        name, *arguments = facts.pop("names")
+        reads, writes = name(*arguments)
+        self.timeline.add(step=at.step, phase=at.phase, kind=kind, lane=lane, start_ns=span[0], end_ns=span[1], reads=reads, writes=writes,
+                          modelled=False, **facts)
+
+    def _buffer(self, rows: Rows) -> StepBuffers:
+        self._reserve(rows.tokens, rows.topk)  # an input that is run whole though it was split
+        number = rows.buffer or 0
+        if number not in self._buffers:
+            self._buffers[number] = StepBuffers(self.runtime, self._tokens, self._topk, self.store.block.hidden, self.store.block.dtype)
+        return self._buffers[number]
+
+    def _reserve(self, tokens: int, topk: int) -> None:
+        """More tokens than ever before: waits for what uses the buffers, and makes larger ones."""
+        if tokens <= self._tokens and topk == self._topk:
+            return
+        self.runtime.synchronize_stream(self._compute)
+        self._tokens, self._topk = max(self._tokens, 1 << max(tokens - 1, 0).bit_length()), topk
+        self._buffers.clear()
+        self.kernels.reserve(self._tokens, topk)
+
+    def _room_for_demand(self, ints: int) -> torch.Tensor:
+        if ints > self._demand.numel():
+            self.runtime.synchronize_stream(self._compute)  # and with it the CPU, which reads ids there
+            self._demand = self.runtime.empty_pinned((1 << (ints - 1).bit_length(),), torch.int32)
+        return self._demand[:ints]
+
+    def _copy_down(self, there: torch.Tensor, here: torch.Tensor, stream: Stream) -> None:
+        self.runtime.copy_async(there.data_ptr(), here.data_ptr(), here.nbytes, False, stream)
+
+
+def _pool(runtime: CudaRuntime, store: HostStore, slots: int) -> Pool:
+    shape = (store.layers, slots, store.block.stride)
+    wanted = store.layers * slots * store.block.stride_bytes
+    try:
+        return Pool(store.layers, slots, store.block, runtime.empty_device(shape, store.block.dtype))
+    except OutOfMemory as error:
+        free, total = runtime.memory_info()
+        raise MemoryError(
+            f"a pool of {store.layers} layers x {slots} slots x {store.block.stride_bytes} bytes = {wanted / 2**30:.2f} GiB does not fit: "
+            f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; ask for fewer slots, or for a share of what is free (pool='0.5')"
+        ) from error
+
+
+def _nonzero(loads: torch.Tensor) -> dict[int, int]:
+    active = loads.nonzero().reshape(-1)
+    return dict(zip(active.tolist(), loads[active].tolist(), strict=True))
+
+
+def _check(rows: Rows, store: HostStore, device: torch.device) -> None:
+    shapes = {"x": ((rows.tokens, store.block.hidden), store.block.dtype), "topk_ids": ((rows.tokens, rows.topk), torch.int64),
+              "topk_weights": ((rows.tokens, rows.topk), torch.float32)}
+    for name, (shape, dtype) in shapes.items():
+        tensor = getattr(rows, name)
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device != device or not tensor.is_contiguous():
+            raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}, wanted a "
+                             f"contiguous {dtype} {shape} on {device}")

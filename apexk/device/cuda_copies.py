@@ -1,0 +1,163 @@
+"""Expert copies of a CUDA device: what the engine asks for, in the channel's terms, with events, times and book-keeping."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apexk.device import accesses
+from apexk.device.base import At, CopyFailed, Running, SpeculativeCopy, Stopped
+from apexk.device.cuda_clock import DeviceClock, Operation
+from apexk.device.native.channel import Channel, Copy
+from apexk.device.runtime import CudaRuntime, Event, Stream
+from apexk.store.host_store import HostStore
+from apexk.store.pool import Pool
+
+log = logging.getLogger("apexk.device")
+
+FIRST_BYTES_PER_MS = 25e6  # of the link, until a copy was timed
+NEWEST = 0.2  # weight of the newest copy's rate
+
+
+class Gate:
+    """What the copies of one call start after: an event of its own, which nothing else may record meanwhile."""
+
+    def __init__(self, event: Event, copies: int):
+        self.event, self.copies = event, copies
+
+
+@dataclass(frozen=True)
+class Underway:
+    """A speculative copy that the channel has, by its tag."""
+
+    at: At
+    copy: SpeculativeCopy
+    start: Event
+    done: Event
+    gate: Gate | None
+
+
+class Copies:
+    """`stream` is the channel's; `compute` the one that `after` of speculative copies is recorded on."""
+
+    def __init__(self, runtime: CudaRuntime, channel: Channel, clock: DeviceClock, store: HostStore, pool: Pool, stream: Stream, compute: Stream):
+        self._runtime, self._channel, self._clock, self._stream, self._compute = runtime, channel, clock, stream, compute
+        self.bytes = store.block.payload_bytes
+        self._sources = [store.addresses(layer).tolist() for layer in range(store.layers)]
+        self._targets = [pool.addresses(layer).tolist() for layer in range(store.layers)]
+        self._loaded, self._loading = runtime.new_event(), False
+        self._underway: dict[int, Underway] = {}
+        self._tags = 0
+        self._bytes_per_ms = FIRST_BYTES_PER_MS
+
+    def exact(self, at: At, expert: int, slot: int, after: Sequence[Operation]) -> Operation:
+        operation = self._operation("copy.exact", at, at.layer, expert, slot)
+        for earlier in after:
+            wait(self._runtime, self._stream, earlier)
+        (error,) = self._channel.copy([self._copy(at.layer, expert, slot, operation.start, operation.end)])
+        if error:
+            self._clock.give(operation.start, operation.end)
+            raise CopyFailed(f"CUDA error {error} for {self.bytes} bytes of expert {expert} of layer {at.layer} into slot {slot}")
+        self._clock.add(operation)
+        return operation
+
+    def first(self, layer: int, expert: int, slot: int) -> None:
+        """A copy that no operation waits for; `settle_first` orders all of them."""
+        (error,) = self._channel.copy([self._copy(layer, expert, slot, None, self._loaded)])
+        if error:
+            raise RuntimeError(f"expert {expert} of layer {layer} could not be copied into slot {slot}: CUDA error {error}")
+        self._loading = True
+
+    def settle_first(self) -> None:
+        """What comes on the compute stream is after the first residents' copies."""
+        if self._loading:
+            self._runtime.wait(self._compute, self._loaded)
+            self._loading = False
+
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Operation]) -> None:
+        gate = None
+        if after:  # operations of the compute stream: its tail is behind them all
+            gate = Gate(self._clock.take(), len(queue))
+            self._runtime.record(gate.event, self._compute)
+        native = []
+        for copy in queue:
+            underway = Underway(at, copy, self._clock.take(), self._clock.take(), gate)
+            native.append(self._copy(copy.layer, copy.expert, copy.slot, underway.start, underway.done, gate and gate.event))
+            self._underway[native[-1].tag] = underway
+        self._channel.speculate(native)
+
+    def stop(self, at: At) -> Stopped:
+        found = self._channel.stop(at.layer)
+        landed, failed = [], []
+        for tag in found.failed:
+            underway = self._underway.pop(tag)
+            log.warning("layer %d, step %d: the prefetch of expert %d of layer %d failed, CUDA error %d", at.layer, at.step, underway.copy.expert,
+                        underway.copy.layer, found.error)
+            failed.append(underway.copy)
+            self._forget(underway)
+        for tag in found.landed:
+            underway = self._underway.pop(tag)
+            landed.append((underway.copy, self._spoken(underway)))
+        running = None
+        if found.running is not None:
+            tag, left = found.running
+            running = Running(self._underway[tag].copy, left, tag)
+        for tag in [t for t, u in self._underway.items() if u.copy.layer <= at.layer and (running is None or t != running.token)]:
+            self._forget(self._underway.pop(tag))  # dropped
+        return Stopped(landed, running, failed)
+
+    def keep(self, at: At, running: Running) -> Operation:
+        self._channel.keep(running.token)
+        return self._spoken(self._underway.pop(running.token))
+
+    def abandon(self, at: At, running: Running) -> None:
+        self._channel.abandon(running.token)
+        underway = self._underway.pop(running.token)
+        copy, copied, now = underway.copy, round(self.bytes * (1 - running.left)), self._clock.now()
+        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, (underway.start, underway.done), bytes=copied, abandoned=True)
+        operation.span = min(self._clock.ns(underway.start), now), now
+        self._clock.tell(operation)
+        self._forget(underway)
+
+    def wait_ms(self) -> float:
+        return self._channel.in_flight_bytes() / self._bytes_per_ms
+
+    def learn(self, span: tuple[int, int]) -> None:
+        """The link's rate from an exact copy's times, ns."""
+        start, end = span
+        if end > start:
+            self._bytes_per_ms += NEWEST * (self.bytes * 1e6 / (end - start) - self._bytes_per_ms)
+
+    def _spoken(self, underway: Underway) -> Operation:
+        """The operation of a speculative copy whose events have been recorded."""
+        copy = underway.copy
+        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, (underway.start, underway.done))
+        self._close_gate(underway.gate)
+        self._clock.add(operation)
+        return operation
+
+    def _forget(self, underway: Underway) -> None:
+        self._clock.give(underway.start, underway.done)
+        self._close_gate(underway.gate)
+
+    def _close_gate(self, gate: Gate | None) -> None:
+        if gate is not None:
+            gate.copies -= 1
+            if not gate.copies:
+                self._clock.give(gate.event)
+
+    def _copy(self, layer: int, expert: int, slot: int, start: Event | None, done: Event, after: Event | None = None) -> Copy:
+        self._tags += 1
+        return Copy(self._tags, layer, self._targets[layer][slot], self._sources[layer][expert], self.bytes, done, start, after)
+
+    def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, events: tuple[Event, Event] | None = None, **facts) -> Operation:
+        start, end = events or (self._clock.take(), self._clock.take())
+        facts = {"bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)} | facts
+        return Operation(at, kind, "h2d", start, end, facts)
+
+
+def wait(runtime: CudaRuntime, stream: Stream, earlier: Operation) -> None:
+    """Later work of `stream` comes after an operation; nothing to do once its times were read."""
+    if earlier.end is not None:
+        runtime.wait(stream, earlier.end)
