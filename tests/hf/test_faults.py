@@ -1,0 +1,138 @@
+"""What goes wrong around a run: failed copies, interrupts at random moments, several models, several threads, many swaps."""
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from hf_models import assert_as_before, native_threads, snapshot, tiny
+
+import apexk
+from apexk.demo import model as demo
+from apexk.device.base import CopyFailed
+
+
+@pytest.mark.parametrize("policy", ["apex", "ea_only", "mixtral_offloading", "hybrimoe"])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_failed_copies_change_no_token(trained, policy, share, caplog):
+    """The CPU computes what could not be copied, in the same layer; the log and the sums say so."""
+    model, tokenizer = trained()
+    texts = demo.prompts(3, seed=2)
+    wanted = demo.generate(model, tokenizer, texts, 8)
+    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=5)) as handle:
+        real, draw = handle._device.copy_expert, random.Random(1)
+
+        def failing(at, expert, slot, after=()):
+            if draw.random() < share:
+                handle._device.halves.poison(at.layer, slot)
+                raise CopyFailed("injected")
+            return real(at, expert, slot, after)
+
+        handle._device.copy_expert = failing
+        assert torch.equal(demo.generate(model, tokenizer, texts, 8), wanted)
+        sums = handle.summary()
+    failed = sum(phase["failed_copies"] for phase in sums.values())
+    assert failed > 0 and sum("its copy failed: injected" in r.message for r in caplog.records) == failed
+    assert share < 1 or sum(phase["exact"] for phase in sums.values()) == 0
+
+
+def test_a_hundred_interrupts_at_random_moments():
+    """Ctrl-C anywhere in a pass: the next pass is right, and the model restores with nothing left behind."""
+    model = tiny(num_experts=8)
+    before, keys, threads = snapshot(model), list(model.state_dict()), native_threads()
+    ids = torch.randint(0, 64, (2, 9))
+    draw, hits = random.Random(4), 0
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits.argmax(-1)
+        handle = apexk.swap(model, apexk.ApexConfig(pool=3))
+        model(input_ids=ids)
+        began = time.perf_counter()
+        model(input_ids=ids)
+        took = time.perf_counter() - began
+        old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        try:
+            for _ in range(100):
+                signal.setitimer(signal.ITIMER_REAL, max(1e-5, draw.uniform(0, took)))
+                try:
+                    model(input_ids=ids)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    hits += 1
+                assert torch.equal(model(input_ids=ids).logits.argmax(-1), wanted)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+    assert hits > 20, "the interrupts are meant to hit"
+    handle.restore()
+    assert_as_before(model, before, keys)
+    assert native_threads() == threads
+
+
+def test_two_models_in_one_process():
+    first, second = tiny(num_experts=8), tiny(num_experts=6, hidden_size=64)
+    ids = torch.randint(0, 64, (2, 9))
+    with torch.no_grad():
+        wanted = [m(input_ids=ids).logits for m in (first, second)]
+        with apexk.swap(first, apexk.ApexConfig(pool=3)), apexk.swap(second, apexk.ApexConfig(policy="ea_only", pool=1)):
+            for _ in range(3):
+                for model, logits in zip((first, second), wanted, strict=True):
+                    assert torch.allclose(model(input_ids=ids).logits, logits, rtol=0, atol=1e-5)
+
+
+def test_two_threads_on_one_model_take_turns():
+    model = tiny(num_experts=8)
+    inputs = [torch.randint(0, 64, (1, n)) for n in (5, 12)]
+    with torch.no_grad():
+        wanted = [model(input_ids=ids).logits for ids in inputs]
+    found = [[], []]
+
+    def run(number):
+        with torch.no_grad():
+            for _ in range(20):
+                found[number].append(model(input_ids=inputs[number]).logits)
+
+    with apexk.swap(model, apexk.ApexConfig(pool=3)):
+        threads = [threading.Thread(target=run, args=(n,)) for n in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for logits, expected in zip(found, wanted, strict=True):
+        assert len(logits) == 20 and all(torch.allclose(x, expected, rtol=0, atol=1e-5) for x in logits)
+
+
+def mappings():
+    with open("/proc/self/maps") as maps:
+        return sum(1 for _ in maps)
+
+
+def test_fifty_swaps_leave_nothing_behind():
+    model = tiny(num_experts=8, num_hidden_layers=3)
+    before, keys, threads = snapshot(model), list(model.state_dict()), native_threads()
+    ids = torch.randint(0, 64, (1, 7))
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+        for number in range(50):
+            if number == 10:
+                gc.collect()
+                mapped = mappings()
+            with apexk.swap(model, apexk.ApexConfig(pool=number % 9, policy=("apex", "ea_only", "no_assign")[number % 3])):
+                assert torch.allclose(model(input_ids=ids).logits, wanted, rtol=0, atol=1e-5)
+    assert_as_before(model, before, keys)
+    gc.collect()
+    assert native_threads() == threads and mappings() <= mapped + 5
+
+
+def test_an_idle_swapped_model_uses_no_processor():
+    model = tiny(num_experts=8)
+    with apexk.swap(model, apexk.ApexConfig(pool=3)), torch.no_grad():
+        model(input_ids=torch.randint(0, 64, (1, 7)))
+        time.sleep(0.2)  # workers spin for a bounded time before they sleep
+        before = os.times()
+        time.sleep(0.5)
+        after = os.times()
+    assert after.user + after.system - before.user - before.system <= 0.02

@@ -1,0 +1,49 @@
+"""Inputs that are run in parts: the same result as whole, whatever the policy, the pool and the size of a part."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hf_models import tiny
+
+import apexk
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(3)
+    return tiny(num_experts=8, num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 64, (2, 45), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("policy", "device"), [*itertools.product(["apex", "ea_only", "no_assign", "mixtral_offloading"], ["virtual"]), ("apex", "cpu")])
+def test_parts_change_no_bit(model, ids, policy, device):
+    """90 tokens in parts of 1 to 89: 90 is one part and the value that the others must have."""
+    for pool in (0, 2, 8) if device == "virtual" else (0,):
+        found = []
+        for part_tokens in (90, 89, 31, 7, 1):
+            config = apexk.ApexConfig(policy=policy, pool=pool, device=device, arithmetic="same")
+            with apexk.swap(model, config) as handle, torch.no_grad():
+                handle.engine.settings = dataclasses.replace(handle.engine.settings, part_tokens=part_tokens)
+                found.append(model(input_ids=ids).logits)
+        assert all(torch.equal(logits, found[0]) for logits in found)
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+    assert torch.allclose(found[0], plain, rtol=0, atol=1e-5)
+
+
+def test_a_parts_rows_are_bounded_and_used_again(model, ids):
+    with apexk.swap(model, apexk.ApexConfig(policy="apex", pool=4)) as handle, torch.no_grad():
+        handle.engine.settings = dataclasses.replace(handle.engine.settings, part_tokens=8)
+        model(input_ids=ids)
+        buffers = dict(handle._device.halves._part_pairs)
+        model(input_ids=ids)
+        assert handle._device.halves._part_pairs == buffers  # the same tensors
+        assert sorted(buffers) == [0, 1] and all(buffer.shape[0] == 8 * 2 for buffer in buffers.values())
+        exact = handle.summary()["prefill"]["exact"]
+    assert exact <= 2 * 3 * 8, "an expert is copied at most once a layer and step, not once a part"
