@@ -100,21 +100,26 @@ def link(objects: list[Path], out_dir: Path, cxx: str | None = None, extra_flags
     return library
 
 
-def build_selftest(library: Path, cxx: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
-    """The native self-test, beside `library`; a copy of it uses the library beside the copy."""
-    target, source = library.with_name("selftest"), HERE / "tests" / "selftest.cpp"
-    if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, Path(__file__).stat().st_mtime):
+def build_test(stem: str, library: Path, cxx: str | None = None, extra_flags: Sequence[str] = ()) -> Path:
+    """`tests/<stem>.cpp` as a program beside `library`, whose objects are there too.
+
+    The self-test uses the library: a copy of it the one beside the copy. Others are linked with the objects.
+    """
+    target, source = library.with_name(stem), HERE / "tests" / f"{stem}.cpp"
+    parts = [library] if stem == "selftest" else [library.with_name(f"{unit}.o") for unit in sources()]
+    if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in (source, *parts, Path(__file__))):
         flags = ["-O2", "-std=c++20", "-pthread", "-Wall", "-Wextra", *extra_flags, f"-I{HERE / 'include'}"]
-        _call([*compiler(cxx), *flags, source, library, "-Wl,-rpath,$ORIGIN"], target)
+        _call([*compiler(cxx), *flags, source, *parts, "-Wl,-rpath,$ORIGIN"], target)
     return target
 
 
 def sanitize(kinds: str) -> None:
-    """Runs the self-test, all instruction sets emulated, under e.g. `address,undefined` or `thread`."""
+    """Runs the native tests, all instruction sets emulated, under e.g. `address,undefined` or `thread`."""
     out_dir = HERE.parents[1] / "build" / f"cpu-{kinds.replace(',', '-')}"
     flags = [f"-fsanitize={kinds}", "-fno-sanitize-recover=all", "-g"]
     library = build(out_dir, out_dir, emulate=True, extra_flags=flags)
-    subprocess.run([build_selftest(library, extra_flags=flags)], check=True)
+    for stem in ("selftest", "nodes"):
+        subprocess.run([build_test(stem, library, extra_flags=flags)], check=True)
 
 
 def _call(arguments: list[str | Path], target: Path) -> None:
@@ -128,7 +133,7 @@ def _call(arguments: list[str | Path], target: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build the CPU kernels beside this file.")
-    parser.add_argument("--sanitize", metavar="KINDS", help="instead build and run the self-test, e.g. address,undefined")
+    parser.add_argument("--sanitize", metavar="KINDS", help="instead build and run the native tests, e.g. address,undefined")
     arguments = parser.parse_args()
     if arguments.sanitize:
         sanitize(arguments.sanitize)

@@ -22,14 +22,15 @@ def emulated() -> Path:
     if not library.isa_names()["avx2"]:
         pytest.skip("the emulation is compiled for AVX2")
     folder = BUILD / "cpu-emulated"
-    build.build_selftest(build.build(folder, folder, emulate=True))
+    build.build_test("selftest", build.build(folder, folder, emulate=True))
     return folder
 
 
 @pytest.fixture(scope="session")
 def native() -> Path:
     folder = BUILD / "cpu"
-    build.build_selftest(build.build(folder, folder))
+    for stem in ("selftest", "nodes"):
+        build.build_test(stem, build.build(folder, folder))
     return folder
 
 
@@ -43,6 +44,11 @@ def test_native(native):
     done = subprocess.run([native / "selftest"], check=True, capture_output=True, text=True)
     ran = re.findall("(.*): as expected", done.stdout)
     assert ran == [name for name, runs in library.isa_names().items() if runs]
+
+
+def test_memory_nodes(native):
+    """Two nodes that only the test knows of: which rows a thread takes first, and the same bits as on one node."""
+    subprocess.run([native / "nodes"], check=True)
 
 
 def test_every_instruction_set_ran_natively():
