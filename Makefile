@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
-NATIVE := $(wildcard kernels/cpu/src/* kernels/cpu/include/*) kernels/cpu/build.py
+NATIVE := $(wildcard $(foreach room,kernels/cpu apexk/device/native,$(room)/src/* $(room)/include/* $(room)/build.py))
 
 .PHONY: setup demo test test-fast test-nightly test-sanitize gate lint gpu clean
 setup: $(READY)
@@ -25,7 +25,7 @@ $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setup: installing torch and the other pinned packages (minutes on a first run)"
 	@$(PIP) $(TORCH) 2>&1 | $(BRIEF) || { echo "setup: torch did not install; see TORCH at the top of the Makefile"; exit 1; }
-	@echo "setup: building the CPU kernels and installing apexk into $(VENV)"
+	@echo "setup: building the native code and installing apexk into $(VENV)"
 	@$(PIP) -e '.[test,plots]' 2>&1 | $(BRIEF)
 	@# from the folder above a clone named apexk, its root would be taken for the package: the root's own entry wins over that
 	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/apexk_checkout.pth
@@ -45,10 +45,13 @@ test-fast: setup
 test-nightly: setup
 	@$(BIN)/python -m pytest -m nightly $(ARGS)
 
-# the CPU kernels' self-test under the address, undefined-behaviour and thread sanitizers; every instruction set, emulated where need be
+# the native self-tests under the address, undefined-behaviour and thread sanitizers: the CPU kernels, every instruction set emulated
+# where need be, and the transfer layer on the fake CUDA runtime
 test-sanitize: setup
 	@$(BIN)/python kernels/cpu/build.py --sanitize address,undefined
 	@$(BIN)/python kernels/cpu/build.py --sanitize thread
+	@$(BIN)/python apexk/device/native/build.py --sanitize address,undefined
+	@$(BIN)/python apexk/device/native/build.py --sanitize thread
 
 # What the Triton kernels compile to, compared with the kept table: everything for sm_90, by the installed Triton and by the one
 # that such machines carry; for the others the GEMMs of the paper's models. All of it: apexk kernels aot --targets 80,86,89,90,100,120

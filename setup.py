@@ -1,4 +1,4 @@
-"""Packaging: where the rooms stand in the package, and the native library (built by `kernels/cpu/build.py`)."""
+"""Packaging: where the rooms stand in the package, and the native libraries (built by the rooms' own `build.py`)."""
 
 import importlib.util
 from pathlib import Path
@@ -11,21 +11,24 @@ ROOT = Path(__file__).resolve().parent
 KERNEL_ROOMS = ["triton", "cpu", "cuda", "bench", "aot"]
 
 
-def cpu_build():
-    """`kernels/cpu/build.py` loaded by its path: importing it through the package would need torch at build time."""
-    spec = importlib.util.spec_from_file_location("apexk_cpu_build", ROOT / "kernels" / "cpu" / "build.py")
+def build_script(room: str):
+    """A room's `build.py` loaded by its path: importing it through the package would need torch at build time."""
+    spec = importlib.util.spec_from_file_location("apexk_build", ROOT / room / "build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 class BuildNative(build_ext):
-    """The CPU kernels are a plain shared library loaded by ctypes: no Python.h, no torch or CUDA headers."""
+    """Plain shared libraries loaded by ctypes: no Python.h, no torch or CUDA headers."""
 
     def build_extension(self, ext):
         out = Path(self.get_ext_fullpath(ext.name))
         out.parent.mkdir(parents=True, exist_ok=True)
-        cpu_build().build(out.parent, Path(self.build_temp) / "cpu")
+        if ext.name.startswith("apexk.device."):
+            build_script("apexk/device/native").build(out.stem, out.parent)
+        else:
+            build_script("kernels/cpu").build(out.parent, Path(self.build_temp) / "cpu")
 
     def get_ext_filename(self, name):
         return name.replace(".", "/") + ".so"
@@ -59,6 +62,7 @@ setup(
     },
     package_data={
         "apexk.demo": ["data/*"],
+        "apexk.device.native": ["src/*", "include/*"],
         "apexk.hardware": ["*.json"],
         "apexk.paper": ["*.json"],
         "apexk.sim": ["samples/*"],
@@ -77,6 +81,9 @@ setup(
         "test": ["pytest", "hypothesis", "triton>=3.6", "matplotlib", "ruff", "build"],
     },
     entry_points={"console_scripts": ["apexk=apexk.cli:main"]},
-    ext_modules=[Extension("apexk.kernels.cpu._apexk_cpu", sources=[])],
+    ext_modules=[
+        Extension(name, sources=[])
+        for name in ("apexk.kernels.cpu._apexk_cpu", "apexk.device.native._apexk_transfer", "apexk.device.native._apexk_fake_cuda")
+    ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

@@ -117,7 +117,7 @@ class HostFFN:
         written, with zeros where a token has no such pair.
         Raises ValueError or TypeError, with `out` as it was, when something does not fit.
         """
-        call, _keep = self._call(
+        call, _keep = self.native_call(
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
         _raise_for(self._library.apexk_ffn_run(self._pool, call))
@@ -138,14 +138,19 @@ class HostFFN:
         summed: bool = False,
     ) -> Job:
         """As `run`, but returns when the call is checked and queued."""
-        call, keep = self._call(
+        call, keep = self.native_call(
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
         handle = ctypes.c_void_p()
         _raise_for(self._library.apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
         return Job(self._library, handle, keep)
 
-    def _call(
+    def native_queue(self) -> tuple[int, int, int]:
+        """For native code that submits by itself: the pool, and the addresses of `apexk_ffn_submit` and `apexk_job_release`."""
+        submit, release = self._library.apexk_ffn_submit, self._library.apexk_job_release
+        return self._pool.value, ctypes.cast(submit, ctypes.c_void_p).value, ctypes.cast(release, ctypes.c_void_p).value
+
+    def native_call(
         self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
     ) -> tuple[lib.FFNCall, tuple]:
         """The native description of a call, and what must stay alive while it runs."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from apexk.device.runtime import CudaRuntime, Event, Stream
+from apexk.device.native import library as lib
+from apexk.device.runtime import CudaError, CudaRuntime, Event, Stream
 
 #: bytes of a speculative copy that may be ahead of an exact one: 160 us of a 25 GB/s link
 CHUNK_BYTES = 4 << 20
@@ -27,12 +30,13 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class StoppedCopies:
-    """What `stop` found. `running` is (tag, uncopied fraction) and owed `keep` or `abandon`; `failed` counts speculative
-    copies that failed since the last stop, `error` is the CUDA code of the last of them."""
+    """What `stop` found: tags of the copies that have landed and of those that failed since the last stop (what the slots
+    of these held is gone), and the running one as (tag, uncopied fraction): it is owed `keep` or `abandon`. `error` is the
+    CUDA code of the last failure."""
 
     landed: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
     running: tuple[int, float] | None = None
-    failed: int = 0
     error: int = 0
 
 
@@ -40,36 +44,99 @@ class Channel:
     """The copies of one stream of one device, in one order. Its thread sleeps while there is nothing to issue.
 
     `capacity`: how many speculative copies may be queued, or landed and not yet reported. Close it before the runtime.
+    Calls come from one thread at a time.
     """
 
     def __init__(self, runtime: CudaRuntime, stream: Stream, *, chunk_bytes: int = CHUNK_BYTES, capacity: int = 4096):
-        raise NotImplementedError
+        if chunk_bytes < 1 or capacity < 1:
+            raise ValueError(f"chunk_bytes and capacity must be at least 1, got {chunk_bytes} and {capacity}")
+        self._library = lib.load()
+        self._handle, self._error = ctypes.c_void_p(), ctypes.c_int32()
+        self._stopped, self._tags = lib.NativeStopped(), (ctypes.c_int64 * capacity)()
+        self._bytes: dict[int, int] = {}  # of the speculative copies that the channel has, by tag
+        self._copies = (lib.NativeCopy * 1)()
+        # before there is a thread: an interrupt may arrive while it starts
+        self._close = weakref.finalize(self, _destroy, self._library, self._handle, runtime)
+        status = self._library.apexk_channel_create(runtime.table(), runtime.ordinal, stream.handle, chunk_bytes, capacity,
+                                                    ctypes.byref(self._handle), ctypes.byref(self._error))
+        self._raise_for("starting the transfer channel", status)
 
     def copy(self, copies: Sequence[Copy]) -> list[int]:
         """Issues exact copies, in order, now. Returns a CUDA error code for each, 0 where it was issued: only then has its
         `done` been recorded."""
-        raise NotImplementedError
+        native = self._native(copies)
+        status = self._library.apexk_channel_copy(self._handle, native, len(copies))
+        if status not in (lib.OK, lib.CUDA):
+            self._raise_for("copy", status)
+        return [native[i].error for i in range(len(copies))]
 
     def speculate(self, queue: Sequence[Copy]) -> None:
         """Queues speculative copies ahead of what is queued already; the one under way is finished first."""
-        raise NotImplementedError
+        status = self._library.apexk_channel_speculate(self._handle, self._native(queue), len(queue))
+        if status == lib.FULL:
+            raise RuntimeError(f"the speculative queue holds {len(self._tags)} copies at most, queued or not yet reported; "
+                               f"{len(queue)} more do not fit: make the channel with a larger capacity")
+        self._raise_for("speculate", status)
+        self._bytes.update((copy.tag, copy.nbytes) for copy in queue)
 
     def stop(self, layer: int) -> StoppedCopies:
         """Drops what has not begun for `layer` and below; copies for later layers go on. Waits for nothing."""
-        raise NotImplementedError
+        found = self._stopped
+        self._raise_for("stop", self._library.apexk_channel_stop(self._handle, layer, self._tags, ctypes.byref(found)))
+        tags = tuple(self._tags[: found.landed + found.failed])
+        running = None if found.running < 0 else (found.running, found.left / self._bytes[found.running])
+        for tag in tags:
+            del self._bytes[tag]
+        return StoppedCopies(tags[: found.landed], tags[found.landed :], running, found.error)
 
     def keep(self, tag: int) -> None:
         """Issues the rest of the running copy; its `done` is recorded when this returns. `CudaError` where a call fails."""
-        raise NotImplementedError
+        status = self._library.apexk_channel_keep(self._handle, tag, ctypes.byref(self._error))
+        self._bytes.pop(tag, None)
+        self._raise_for(f"keeping copy {tag}", status)
 
     def abandon(self, tag: int) -> None:
         """Issues nothing more of the running copy. Its slot may be the target of a later copy at once."""
-        raise NotImplementedError
+        status = self._library.apexk_channel_abandon(self._handle, tag)
+        self._bytes.pop(tag, None)
+        self._raise_for(f"abandoning copy {tag}", status)
 
     def in_flight_bytes(self) -> int:
         """Speculative bytes that an exact copy asked for now would wait for; at most `chunk_bytes`."""
-        raise NotImplementedError
+        self._raise_if_closed()
+        return self._library.apexk_channel_in_flight(self._handle)
 
     def close(self) -> None:
         """Drops the queue, ends the thread and waits for the stream. May be called again."""
-        raise NotImplementedError
+        self._close()
+
+    def _native(self, copies: Sequence[Copy]) -> ctypes.Array:
+        """The native descriptions, in an array that grows and is used again."""
+        if len(self._copies) < len(copies):
+            self._copies = (lib.NativeCopy * len(copies))()
+        for to, copy in zip(self._copies, copies, strict=False):
+            to.dst, to.src, to.bytes, to.tag, to.layer, to.error = copy.dst, copy.src, copy.nbytes, copy.tag, copy.layer, 0
+            to.done = copy.done.handle
+            to.start = copy.start.handle if copy.start else None
+            to.after = copy.after.handle if copy.after else None
+        return self._copies
+
+    def _raise_for(self, what: str, status: int) -> None:
+        if status == lib.OK:
+            return
+        self._raise_if_closed()
+        if status == lib.CUDA:
+            raise CudaError(what, self._error.value)
+        if status == lib.BAD_ARGUMENT:
+            raise ValueError(f"{what}: {lib.status_text(status)}")
+        raise RuntimeError(f"{what}: {lib.status_text(status)}")
+
+    def _raise_if_closed(self) -> None:
+        if not self._close.alive:
+            raise ValueError("this channel is closed")
+
+
+def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime) -> None:
+    """`runtime` is here to outlive the channel."""
+    handle_value, handle.value = handle.value, None  # every call refuses a null handle
+    library.apexk_channel_destroy(handle_value)

@@ -60,7 +60,8 @@ const char *apexk_transfer_status_text(apexk_transfer_status status);
  * One CUDA stream, hence one order: a copy never runs beside or before one that was issued ahead of it, so two copies
  * into one slot need no event. Exact copies are issued by the calling thread, whole, before `apexk_channel_copy` returns:
  * their events are recorded before anybody can wait for them. Speculative copies are issued by the channel's thread in
- * pieces of half a chunk, two at a time: an exact copy finds at most one chunk ahead of it. */
+ * pieces of half a chunk, two at a time: an exact copy finds at most one chunk ahead of it. A speculative copy begins when
+ * the one before it has landed, so that a stop finds at most one slot half written. */
 typedef struct apexk_channel apexk_channel;
 
 typedef struct apexk_copy {
@@ -76,15 +77,15 @@ typedef struct apexk_copy {
 } apexk_copy;
 
 typedef struct apexk_stopped { /* what apexk_channel_stop found */
-  int32_t landed;     /* how many tags were stored */
-  int32_t failed;     /* speculative copies that failed since the last stop */
-  int32_t error;      /* the CUDA error of the last failed one */
+  int32_t landed;  /* how many tags of landed copies were stored */
+  int32_t failed;  /* how many of failed ones, behind them; their dst holds nothing usable */
+  int32_t error;   /* the CUDA error of the last failed one */
   int32_t reserved;
-  int64_t running;    /* tag, or -1 */
-  uint64_t left;      /* bytes of the running copy that were not seen to be done */
+  int64_t running; /* tag, or -1 */
+  uint64_t left;   /* bytes of the running copy that were not seen to be done */
 } apexk_stopped;
 
-/* `capacity`: how many speculative copies may be queued or landed and not yet reported. `cuda_error` gets the code of a
+/* `capacity`: how many speculative copies may be queued, or landed or failed and not yet reported. `cuda_error` gets the code of a
  * failed CUDA call. The thread starts here and sleeps while it has nothing to issue. `stream` stays the caller's. */
 apexk_transfer_status apexk_channel_create(const apexk_cuda_api *api, int32_t device, apexk_stream stream, uint64_t chunk_bytes,
                                            int32_t capacity, apexk_channel **channel, int32_t *cuda_error);
@@ -94,10 +95,11 @@ apexk_transfer_status apexk_channel_copy(apexk_channel *channel, apexk_copy *cop
 /* Queues speculative copies ahead of those queued before; the one under way is finished first. `after` is waited for by the
  * channel's thread, not on the stream, so that it holds up no exact copy. All or nothing: FULL queues none. */
 apexk_transfer_status apexk_channel_speculate(apexk_channel *channel, const apexk_copy *copies, int32_t count);
-/* Drops what is queued for `layer` and below and has not begun; of those begun, the first goes to `stopped->running`, and the
- * caller owes it `keep` or `abandon`. Tags of landed copies of every layer go to `landed [capacity]`. Copies for later
- * layers go on. Never waits for a copy. */
-apexk_transfer_status apexk_channel_stop(apexk_channel *channel, int32_t layer, int64_t *landed, apexk_stopped *stopped);
+/* Drops what is queued for `layer` and below; none of that has begun. The one that has, if it is of these layers, goes to
+ * `stopped->running`, and the channel's thread waits until the caller has answered with `keep` or `abandon` (the next stop
+ * abandons what nobody answered for). Tags of the copies of every layer that have landed since the last stop, then of
+ * those that failed, go to `tags [capacity]`. Copies for later layers go on. Never waits for a copy. */
+apexk_transfer_status apexk_channel_stop(apexk_channel *channel, int32_t layer, int64_t *tags, apexk_stopped *stopped);
 /* Issues the rest of the running copy and records its `done`. */
 apexk_transfer_status apexk_channel_keep(apexk_channel *channel, int64_t tag, int32_t *cuda_error);
 /* Issues nothing more of it. What is under way still lands in dst, but before any later copy. */
@@ -128,8 +130,8 @@ enum { APEXK_BY_FLAGS = 0, APEXK_BY_HOST_FUNCTIONS = 1 };
 
 /* `flags`: 128 * depth bytes of mapped pinned memory, 64-byte aligned, zero; `flags_device`: its address on the device.
  * `depth`: how many jobs may be outstanding. `max_experts`: the longest `experts` list. */
-apexk_transfer_status apexk_hand_off_create(const apexk_cuda_api *api, const apexk_cpu_queue *queue, int32_t device, int32_t how,
-                                            void *flags, uint64_t flags_device, int32_t depth, int32_t max_experts,
+apexk_transfer_status apexk_hand_off_create(const apexk_cuda_api *api, const apexk_cpu_queue *queue, int32_t how, void *flags,
+                                            uint64_t flags_device, int32_t depth, int32_t max_experts,
                                             apexk_hand_off **hand_off, int32_t *cuda_error);
 /* Asks for `call` once everything now on `rows` is done. The struct and its `experts` are copied; what the other pointers name
  * must stay until the job is done. FULL when `depth` jobs are outstanding. */
