@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 from .intervals import Set, intersect, length, subtract, union
 
+LANES = {"gpu": "gpu_busy", "h2d": "channel_busy", "cpu": "cpu_busy"}
 EXPERT_KERNELS = ("gpu.resident", "gpu.arrived")
 
 
@@ -41,6 +42,10 @@ class LayerLine:
     overlap_gc_ns: int  # |G & C|
     hidden_spec_ns: int  # |Xs & (G | C | attention)| of this layer and the one before
     stall_ns: int  # |W \ compute stream|: the GPU has nothing to do (time that nothing explains is not counted here)
+    idle_ns: int  # nobody works in the window: neither GPU, channel nor CPU
+    gpu_busy: float  # share of the window in which the lane works
+    channel_busy: float
+    cpu_busy: float
     unattributed_ns: int
     n_exact: int
     n_spec: int
@@ -74,11 +79,11 @@ def layer_lines(rows: Iterable[dict]) -> list[LayerLine]:
     for (step, layer), group in sorted(groups.items()):
         kinds = {row["kind"] for row in group}
         if {"route", "combine"} <= kinds:
-            lines.append(_line(step, layer, group, groups.get((step, layer - 1), [])))
+            lines.append(_line(step, layer, group, groups.get((step, layer - 1), []), groups.get((step, layer + 1), [])))
     return lines
 
 
-def _line(step: int, layer: int, group: list[dict], before: list[dict]) -> LayerLine:
+def _line(step: int, layer: int, group: list[dict], before: list[dict], after: list[dict]) -> LayerLine:
     routes = _of(group, "route")
     routed = max(routes, key=lambda row: row["tokens"])  # in a profile the router's kernels have rows of their own, without tokens
     start, end = max(row["end_ns"] for row in routes), max(row["end_ns"] for row in _of(group, "combine"))
@@ -95,7 +100,9 @@ def _line(step: int, layer: int, group: list[dict], before: list[dict]) -> Layer
     ran = {expert for row in kernels for expert in row["experts"]}
     landed = {expert for row in speculative if not row.get("abandoned") for expert in row["experts"]}
     plans = [row["decision"]["choice"] for row in _of(group, "plan")]
-    idle = subtract(window, _time([row for row in group if row["lane"] == "gpu"]))
+    # the channel may work for another layer meanwhile: a prefetch into the next one is a row of that layer
+    lanes = {lane: intersect(window, _time([row for row in group + after if row["lane"] == lane and row["kind"] != "unattributed"])) for lane in LANES}
+    stall = subtract(window, _time([row for row in group if row["lane"] == "gpu"]))
     return LayerLine(
         step=step,
         layer=layer,
@@ -117,7 +124,9 @@ def _line(step: int, layer: int, group: list[dict], before: list[dict]) -> Layer
         overlap_xc_ns=length(intersect(xe, c)),
         overlap_gc_ns=length(intersect(g, c)),
         hidden_spec_ns=length(intersect(xs, behind)),
-        stall_ns=length(idle),
+        stall_ns=length(stall),
+        idle_ns=length(subtract(stall, union(lanes["h2d"] + lanes["cpu"]))),
+        **{name: length(lanes[lane]) / length(window) if window else 0.0 for lane, name in LANES.items()},
         unattributed_ns=length(_time(_of(group, "unattributed"))),
         n_exact=sum(len(row["experts"]) for row in exact),
         n_spec=sum(len(row["experts"]) for row in speculative),

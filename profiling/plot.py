@@ -19,66 +19,69 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from apexk.timeline import Recording, TimelineError, read
+from apexk.timeline import Recording
 
 from .layers import LayerLine, layer_lines
-from .report import MS
+from .load import load
+from .style import STYLE, Theme, theme
+from .tables import MS
 
 LANES = {"gpu": "GPU", "h2d": "copy channel", "cpu": "CPU workers"}
 
-# Kind -> (label, face, hatch). Colours differ in lightness and the speculative copies carry a hatch, so that kinds are told
-# apart without colour; the page is white whatever the screen.
-STYLE = {
-    "attention": ("attention, router", "#c9ced6", ""),
-    "gpu.resident": ("experts, resident", "#0b5fa5", ""),
-    "gpu.arrived": ("experts, after the copies", "#4da3e0", ""),
-    "shared": ("shared expert", "#8d7fc4", ""),
-    "combine": ("merge", "#3c4350", ""),
-    "copy.exact": ("exact copy", "#d9541e", ""),
-    "copy.spec": ("speculative copy", "#f6c453", "////"),
-    "abandoned": ("speculative copy, abandoned", "#ffffff", "xxxx"),
-    "host.ffn": ("experts on the CPU", "#15846b", ""),
-    "host.rows": ("activations", "#9ad1bf", ""),
-    "unattributed": ("not attributed", "#ffffff", "...."),
-}
-DARK = {"gpu.resident", "combine", "copy.exact", "host.ffn", "shared"}
-INK, FAINT = "#1b1f27", "#6b7280"
 NOTE = "Numbers: the expert in a copy, else how many experts. Dashed: routing is known. Above: from there to the end of the merge."
 MOST_LAYERS = 3  # drawn unless told otherwise; more bars than these cannot be labelled on one page
 BAR = 0.62  # height of a bar, in lanes
 
 
+def draw_all(recording: Recording, folder: str | os.PathLike, *, dark: bool = False) -> list[Path]:
+    """Every picture that the run has data for, into `folder`; their paths."""
+    from .pictures import PICTURES
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for name, draw in {"layer_timeline": layer_timeline, **PICTURES}.items():
+        path = folder / f"{name}.png"
+        if draw(recording, path, dark=dark) is not False:
+            made.append(path)
+    return made
+
+
 def layer_timeline(
-    path_in: str | os.PathLike,
+    source: str | os.PathLike | Recording,
     path_out_png: str | os.PathLike,
     steps: int | Sequence[int] | None = None,
     title: str | None = None,
     layers: Sequence[int] | None = None,
+    *,
+    dark: bool = False,
 ) -> None:
-    """Draw `path_in` (a timeline.jsonl) to `path_out_png`.
+    """Draw `source` (a file that `load` reads, or what it returned) to `path_out_png`.
 
     Default: a warm decode step of middling duration, and up to three layers from its middle. Raises `ValueError` where
     the timeline has no such step or layer, with those that it has.
     """
-    recording = read(path_in)
+    recording = source if isinstance(source, Recording) else load(source)
+    look = theme(dark)
     lines = layer_lines(recording.rows)
     if not lines:
-        raise ValueError(f"{path_in}: no complete layer to draw")
+        raise ValueError("no complete layer to draw")
     shown = _select(lines, steps, layers)
     begin, end = min(line.start_ns for line in shown), max(line.end_ns for line in shown)
     rows = [row for row in recording.rows if row["lane"] in LANES and row["start_ns"] < end and row["end_ns"] > begin]
 
-    figure, axes = plt.subplots(figsize=(12.5, 4.5), dpi=150, facecolor="white")
+    figure, axes = plt.subplots(figsize=(12.5, 4.5), dpi=150, facecolor=look.page)
     figure.subplots_adjust(left=0.085, right=0.985, top=0.90, bottom=0.24)
+    axes.set_facecolor(look.page)
     axes.set_xlim(0, (end - begin) / MS)
     axes.set_ylim(len(LANES) - 0.5 + 0.12, -0.5 - 0.42)
     for row in rows:
-        _draw_bar(axes, row, begin, end)
+        _draw_bar(axes, row, begin, end, look)
     for line in shown:
-        _draw_layer(axes, line, begin, name_step=len({other.step for other in shown}) > 1)
-    _decorate(axes, [_kind(row) for row in rows if row["end_ns"] > row["start_ns"]])
-    axes.set_title(f"{title or _title(recording, shown)} \u2014 {_clock(recording)}", loc="left", color=INK, fontsize=11.5, pad=10)
-    figure.text(0.985, 0.015, NOTE, ha="right", color=FAINT, fontsize=8)
+        _draw_layer(axes, line, begin, look, name_step=len({other.step for other in shown}) > 1)
+    _decorate(axes, [_kind(row) for row in rows if row["end_ns"] > row["start_ns"]], look)
+    axes.set_title(f"{title or _title(recording, shown)} \u2014 {_clock(recording)}", loc="left", color=look.ink, fontsize=11.5, pad=10)
+    figure.text(0.985, 0.015, NOTE, ha="right", color=look.faint, fontsize=8)
     figure.savefig(path_out_png)
     plt.close(figure)
 
@@ -119,21 +122,22 @@ def _kind(row: dict) -> str:
     return "abandoned" if row.get("abandoned") else row["kind"]
 
 
-def _draw_bar(axes: Axes, row: dict, begin: int, end: int) -> None:
+def _draw_bar(axes: Axes, row: dict, begin: int, end: int, look: Theme) -> None:
     start, stop = max(row["start_ns"], begin), min(row["end_ns"], end)
     if stop <= start or _kind(row) not in STYLE:
         return
-    _, face, hatch = STYLE[_kind(row)]
+    kind = _kind(row)
+    face, hatch = look.faces[kind], STYLE[kind][1]
     lane = list(LANES).index(row["lane"])
     left, width = (start - begin) / MS, (stop - start) / MS
-    edge = FAINT if face == "#ffffff" else "white"
+    edge = look.faint if hatch else look.page
     axes.add_patch(
-        Rectangle((left, lane - BAR / 2), width, BAR, facecolor=face, edgecolor=edge if not hatch else FAINT, hatch=hatch, linewidth=0.7)
+        Rectangle((left, lane - BAR / 2), width, BAR, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.7)
     )
     for text in _labels(row):
         if _fits(axes, text, width):
             box = {"facecolor": face, "edgecolor": "none", "pad": 1.2} if hatch else None
-            ink = "white" if row["kind"] in DARK else INK
+            ink = look.page if kind in look.inverse else look.ink
             axes.text(left + width / 2, lane, text, ha="center", va="center", fontsize=8, color=ink, bbox=box)
             break
 
@@ -160,40 +164,43 @@ def _fits(axes: Axes, text: str, width: float) -> bool:
     return 4.6 * len(text) + 3 < width / (high - low) * points
 
 
-def _draw_layer(axes: Axes, line: LayerLine, begin: int, name_step: bool) -> None:
+def _draw_layer(axes: Axes, line: LayerLine, begin: int, look: Theme, name_step: bool) -> None:
     """Boundary and name of a layer, its routing event, and how long its window took."""
     start, routed, end = ((t - begin) / MS for t in (line.start_ns, line.end_ns - line.critical_ns, line.end_ns))
     for boundary in (start, end):
-        axes.axvline(boundary, color=INK, linewidth=1.1, zorder=0.5)
-    axes.axvline(routed, color=FAINT, linewidth=0.9, linestyle=(0, (3, 3)), ymax=0.88, zorder=0)
+        axes.axvline(boundary, color=look.ink, linewidth=1.1, zorder=0.5)
+    axes.axvline(routed, color=look.faint, linewidth=0.9, linestyle=(0, (3, 3)), ymax=0.88, zorder=0)
     late = {"cpu": "CPU", "gpu": "GPU", "transfer": "copies"}.get(line.last, "-")
     step, short = (f"step {line.step}, ", f"{line.step}/") if name_step else ("", "")
     texts = (f"{step}layer {line.layer}: {line.critical_ns / MS:.2f} ms, {late} last", f"{step}layer {line.layer}", f"{short}L{line.layer}")
     fitting = [text for text in texts if _fits(axes, text, end - start)]
-    axes.text((start + end) / 2, -0.5 - 0.2, (fitting or texts)[0 if fitting else -1], ha="center", va="center", fontsize=8.5, color=INK)
+    axes.text((start + end) / 2, -0.5 - 0.2, (fitting or texts)[0 if fitting else -1], ha="center", va="center", fontsize=8.5, color=look.ink)
 
 
-def _decorate(axes: Axes, kinds: list[str]) -> None:
-    axes.set_yticks(range(len(LANES)), LANES.values(), fontsize=10, color=INK)
-    axes.set_xlabel("ms", color=INK, fontsize=9.5, labelpad=1)
-    axes.tick_params(axis="both", length=0, labelcolor=INK)
-    axes.tick_params(axis="x", length=3, color=FAINT)
+def _decorate(axes: Axes, kinds: list[str], look: Theme) -> None:
+    axes.set_yticks(range(len(LANES)), LANES.values(), fontsize=10, color=look.ink)
+    axes.set_xlabel("ms", color=look.ink, fontsize=9.5, labelpad=1)
+    axes.tick_params(axis="both", length=0, labelcolor=look.ink)
+    axes.spines["bottom"].set_color(look.faint)
+    axes.tick_params(axis="x", length=3, color=look.faint)
     for lane in range(len(LANES)):
-        axes.axhspan(lane - 0.41, lane + 0.41, color="#f4f5f7", zorder=-1)
+        axes.axhspan(lane - 0.41, lane + 0.41, color=look.panel, zorder=-1)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     patches = [
-        Patch(facecolor=face, hatch=hatch, edgecolor=FAINT, linewidth=0.7, label=label)
-        for kind, (label, face, hatch) in STYLE.items()
+        Patch(facecolor=look.faces[kind], hatch=hatch, edgecolor=look.faint, linewidth=0.7, label=label)
+        for kind, (label, hatch) in STYLE.items()
         if kind in kinds
     ]
     columns = len(patches) if len(patches) < 8 else (len(patches) + 1) // 2  # eight labels are wider than the page
     axes.legend(handles=patches, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=columns, frameon=False,
-                fontsize=8.5, handlelength=1.6, columnspacing=1.2, labelcolor=INK)  # fmt: skip
+                fontsize=8.5, handlelength=1.6, columnspacing=1.2, labelcolor=look.ink)  # fmt: skip
 
 
 def _title(recording: Recording, shown: list[LayerLine]) -> str:
     header, line = recording.header, shown[0]
+    if "profile" in header:
+        return f"{line.phase} step {line.step}, {line.tokens} tokens"
     config = header["config"] if isinstance(header["config"], dict) else {}
     model = header["model"] if isinstance(header["model"], dict) else {}
     name = model.get("name") or model.get("model_type") or ""
@@ -204,23 +211,26 @@ def _title(recording: Recording, shown: list[LayerLine]) -> str:
 
 
 def _clock(recording: Recording) -> str:
+    if "profile" in recording.header:
+        return recording.header["hardware"]
     how = "modelled" if any(row["modelled"] for row in recording.rows) else "measured"
     return f"{how} on {recording.header['hardware']}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="profiling.plot", description=__doc__.splitlines()[0])
-    parser.add_argument("timeline", type=Path)
+    parser.add_argument("file", type=Path)
     parser.add_argument("png", type=Path)
     parser.add_argument("--step", type=int, help="default: a warm decode step of middling duration")
     parser.add_argument("--layers", metavar="FIRST-LAST", help="default: three layers from the middle")
     parser.add_argument("--title")
+    parser.add_argument("--dark", action="store_true", help="for a dark screen")
     options = parser.parse_args(arguments)
     try:
         first, _, last = (options.layers or "").partition("-")
         layers = range(int(first), int(last or first) + 1) if first else None
-        layer_timeline(options.timeline, options.png, options.step, options.title, layers)
-    except (OSError, ValueError, TimelineError) as error:
+        layer_timeline(options.file, options.png, options.step, options.title, layers, dark=options.dark)
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

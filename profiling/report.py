@@ -1,6 +1,8 @@
-"""A timeline as text: totals by phase, then one line a layer, averaged over the steps of a phase.
+"""Runs as text: totals by phase, then one line a layer, averaged over the steps of a phase; two runs beside each other.
 
-    python -m profiling.report timeline.jsonl [--phase decode] [--skip STEPS] [--json OUT]
+    python -m profiling.report FILE [FILE] [--phase decode] [--skip STEPS] [--csv OUT] [--json OUT] ...
+
+FILE is a timeline.jsonl, an nsys sqlite export or a torch.profiler trace. This is `apexk report`.
 """
 
 from __future__ import annotations
@@ -8,161 +10,143 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
-from statistics import fmean
 
-from apexk.timeline import Recording, TimelineError, read
+from apexk.timeline import Recording
 
-from .intervals import intersect, length, union
-from .layers import LayerLine, layer_lines
+from .findings import findings
+from .load import load
+from .tables import PHASES, differences, layer_table, phase_totals, to_csv
 
-MS = 1e6  # ns in a ms
-LANES = {"gpu": "gpu_busy", "h2d": "channel_busy", "cpu": "cpu_busy"}
-
-
-def phase_totals(recording: Recording, phase: str, skip: int = 0) -> dict | None:
-    """Averages of one phase without its first `skip` steps, or None without a step.
-
-    `busy` shares are of the steps' whole time. `paper_critical_ms` is the larger of the two *average* paths, as the
-    paper states its numbers; `window_ms` is the average of the layers' own windows.
-    """
-    by_step = _by_step(layer_lines(recording.rows), phase, skip)
-    if not by_step:
-        return None
-    lines = [line for group in by_step for line in group]
-    steps = union((min(line.start_ns for line in group), max(line.end_ns for line in group)) for group in by_step)
-    whole = length(steps)
-    tokens = sum(group[0].tokens for group in by_step)
-    paper_cpu, paper_gpu = _mean(lines, "paper_cpu_ns"), _mean(lines, "paper_gpu_ns")
-    active = sum(line.n_active or 0 for line in lines)
-    spec = sum(line.n_spec for line in lines)
-    totals = {
-        "steps": len(by_step),
-        "layers": len(lines) / len(by_step),
-        "tokens_per_step": tokens / len(by_step),
-        "ms_per_step": whole / MS / len(by_step),
-        "tokens_per_s": tokens / whole * 1e9,
-        "window_ms": _mean(lines, "critical_ns"),
-        "paper_cpu_ms": paper_cpu,
-        "paper_gpu_ms": paper_gpu,
-        "paper_critical_ms": max(paper_cpu, paper_gpu),
-        "exposed_exact_ms": _mean(lines, "exposed_exact_ns"),
-        "gpu_stall_ms": _mean(lines, "stall_ns"),
-        "hit_rate": sum(line.n_resident or 0 for line in lines) / active if active else None,
-        "exact_per_layer": fmean(line.n_exact for line in lines),
-        "cpu_experts_per_layer": fmean(line.n_cpu for line in lines),
-        "spec_per_layer": spec / len(lines),
-        "spec_used_share": sum(line.spec_used for line in lines) / spec if spec else None,
-        "mib_per_step": sum(line.transfer_bytes for line in lines) / len(by_step) / 2**20,
-    }
-    for lane, name in LANES.items():
-        work = union(
-            (row["start_ns"], row["end_ns"])
-            for row in recording.rows
-            if row["lane"] == lane and row["kind"] != "unattributed"
-        )
-        totals[name] = length(intersect(work, steps)) / whole
-    return totals
+DONE, FAILED, LACKING = 0, 1, 3
 
 
-def layer_table(recording: Recording, phase: str, skip: int = 0) -> list[dict]:
-    """One row a layer: averages over the phase's steps; times in ms."""
-    groups: dict[int, list[LayerLine]] = defaultdict(list)
-    for group in _by_step(layer_lines(recording.rows), phase, skip):
-        for line in group:
-            groups[line.layer].append(line)
-    return [
-        {
-            "layer": layer,
-            "window": _mean(lines, "critical_ns"),
-            "cpu": _mean(lines, "cpu_path_ns"),
-            "gpu": fmean((line.gpu_path_ns or 0) / MS for line in lines),
-            "transfer": _mean(lines, "transfer_ns"),
-            "exposed": _mean(lines, "exposed_exact_ns"),
-            "stall": _mean(lines, "stall_ns"),
-            "resident": fmean(line.n_resident or 0 for line in lines),
-            "exact": fmean(line.n_exact for line in lines),
-            "cpu_exp": fmean(line.n_cpu for line in lines),
-            "spec": fmean(line.n_spec for line in lines),
-            "used": fmean(line.spec_used for line in lines),
-            "last": max(("cpu", "gpu", "transfer"), key=[line.last for line in lines].count),
-        }
-        for layer, lines in sorted(groups.items())
-    ]
-
-
-def text(recording: Recording, phases=("prefill", "decode"), skip: int = 0) -> str:
-    """The report for people."""
-    parts = [_title(recording)]
+def text(recording: Recording, phases=PHASES, skip: int = 0) -> str:
+    """The report of one run for people."""
+    parts = [title(recording)]
     for phase in phases:
         totals = phase_totals(recording, phase, skip)
         if totals is None:
             continue
         parts.append(f"\n{phase}: {totals['steps']} steps")
-        parts.append("\n".join(f"  {name:<22} {_number(value):>10}" for name, value in totals.items() if name != "steps"))
+        parts.append("\n".join(f"  {name:<22} {number(value):>10}" for name, value in totals.items() if name != "steps"))
         parts.append(f"\n{phase}, mean of each layer (times in ms; experts a step)")
-        parts.append(_table(layer_table(recording, phase, skip)))
+        parts.append(table(layer_table(recording, phase, skip)))
     if len(parts) == 1:
         parts.append("no complete layer in what was asked for")
+    notes = findings(recording)
+    if notes:
+        parts.append("\nworth a look\n" + "\n".join(f"  - {note}" for note in notes))
     return "\n".join(parts) + "\n"
 
 
-def _by_step(lines: list[LayerLine], phase: str, skip: int) -> list[list[LayerLine]]:
-    groups: dict[int, list[LayerLine]] = defaultdict(list)
-    for line in lines:
-        if line.phase == phase:
-            groups[line.step].append(line)
-    return [groups[step] for step in sorted(groups)][skip:]
+def comparison(runs: dict[str, Recording], phases=PHASES, skip: int = 0) -> str:
+    """Totals of several runs, a column each; of exactly two also what changed, layer by layer."""
+    parts = [f"{chr(97 + i)}: {name}: {title(recording)}" for i, (name, recording) in enumerate(runs.items())]
+    for phase in phases:
+        totals = [phase_totals(recording, phase, skip) for recording in runs.values()]
+        if not any(totals):
+            continue
+        if len(runs) == 2 and all(totals):
+            changed, layers = differences(*runs.values(), phase, skip)
+            parts.append(f"\n{phase}: b against a\n" + table(changed))
+            parts.append(f"\n{phase}, mean of each layer in b, and + what it has more than in a (ms; experts a step)\n" + table(layers))
+            continue
+        names = next(filter(None, totals))
+        rows = [{"what": name} | {chr(97 + i): total and total[name] for i, total in enumerate(totals)} for name in names]
+        parts.append(f"\n{phase}\n" + table(rows))
+    return "\n".join(parts) + "\n"
 
 
-def _title(recording: Recording) -> str:
+def numbers(recording: Recording, phases=PHASES, skip: int = 0) -> dict:
+    """The same for machines."""
+    found = {phase: {"totals": totals, "layers": layer_table(recording, phase, skip)} for phase in phases if (totals := phase_totals(recording, phase, skip))}
+    return {"header": recording.header, "phases": found, "findings": findings(recording)}
+
+
+def title(recording: Recording) -> str:
     header = recording.header
+    if "profile" in header:
+        return f"{header['hardware']} on {header['device']}"
     modelled = any(row["modelled"] for row in recording.rows)
     clock = f"times modelled on {header['hardware']}" if modelled else "times measured"
     config = header["config"] if isinstance(header["config"], dict) else {}
     return f"policy {config.get('policy', '?')}, pool {config.get('pool', '?')} slots a layer, device {header['device']}, {clock}"
 
 
-def _mean(lines: list[LayerLine], field: str) -> float:
-    return fmean(getattr(line, field) for line in lines) / MS
-
-
-def _number(value) -> str:
+def number(value) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
     return str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
-def _table(rows: list[dict]) -> str:
-    cells = [list(rows[0])] + [[_number(value) for value in row.values()] for row in rows]
+def table(rows: list[dict]) -> str:
+    if not rows:
+        return "  nothing in common"
+    cells = [list(rows[0])] + [[number(value) for value in row.values()] for row in rows]
     widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
     return "\n".join("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="profiling.report", description=__doc__.splitlines()[0])
-    parser.add_argument("timeline", type=Path)
-    parser.add_argument("--phase", choices=("prefill", "decode"), help="default: both")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, nargs="+", help="timeline.jsonl, nsys .sqlite or torch.profiler .json; of two, the second is held against the first")
+    parser.add_argument("--phase", choices=PHASES, help="default: both")
     parser.add_argument("--skip", type=int, default=0, metavar="STEPS", help="leave out the first STEPS of each phase")
     parser.add_argument("--partial", action="store_true", help="the file of a run that was killed")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the numbers here")
-    options = parser.parse_args(arguments)
-    try:
-        recording = read(options.timeline, partial=options.partial)
-    except (OSError, TimelineError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    phases = (options.phase,) if options.phase else ("prefill", "decode")
-    sys.stdout.write(text(recording, phases, options.skip))
+    parser.add_argument("--csv", type=Path, metavar="OUT", help="also write every line of every layer and step here")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write totals, layers and findings here")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw a warm decode step here")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="also draw every picture into this folder")
+    parser.add_argument("--dark", action="store_true", help="pictures for a dark screen")
+    parser.add_argument("--html", type=Path, metavar="OUT", help="also write tables, pictures and settings as one page that needs no network")
+    parser.add_argument("--trace", type=Path, metavar="OUT", help="also write a trace for ui.perfetto.dev here")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints, and writes what is asked for. OSError and ValueError are the caller's."""
+    runs = {str(path): load(path, partial=options.partial) for path in options.file}
+    phases = (options.phase,) if options.phase else PHASES
+    sys.stdout.write(text(*runs.values(), phases, options.skip) if len(runs) == 1 else comparison(runs, phases, options.skip))
+    path, recording = list(runs.items())[-1]  # what is written is of the last run
+    if options.csv:
+        options.csv.write_text(to_csv(recording, phases, options.skip), encoding="utf-8")
     if options.json:
-        numbers = {
-            phase: {"totals": totals, "layers": layer_table(recording, phase, options.skip)}
-            for phase in phases
-            if (totals := phase_totals(recording, phase, options.skip))
-        }
-        options.json.write_text(json.dumps({"header": recording.header, "phases": numbers}, indent=1) + "\n")
-    return 0
+        options.json.write_text(json.dumps(numbers(recording, phases, options.skip), indent=1) + "\n", encoding="utf-8")
+    if options.trace:
+        from .chrome import write_trace
+
+        write_trace(recording, options.trace)
+    if options.plot or options.plots or options.html:
+        return _draw(recording, path, options, phases)
+    return DONE
+
+
+def _draw(recording: Recording, path: str, options: argparse.Namespace, phases) -> int:
+    try:
+        from . import html, plot
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        print("pictures need matplotlib: pip install 'apexk[plots]'", file=sys.stderr)
+        return LACKING
+    if options.plot:
+        plot.layer_timeline(recording, options.plot, dark=options.dark)
+    if options.plots:
+        for made in plot.draw_all(recording, options.plots, dark=options.dark):
+            print(f"written: {made}", file=sys.stderr)
+    if options.html:
+        html.write_page(recording, options.html, path, phases, options.skip)
+    return DONE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="profiling.report", description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(arguments))
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":

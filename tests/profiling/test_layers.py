@@ -1,16 +1,21 @@
 """Two hand-made layers whose every column is known, the report over them, and the picture."""
 
+import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from apexk.timeline import Timeline, read
+from apexk.timeline import Recording, Timeline, read
+from profiling.findings import findings
 from profiling.layers import layer_lines
 from profiling.plot import layer_timeline
-from profiling.report import layer_table, main, phase_totals, text
+from profiling.report import main, text
+from profiling.tables import differences, layer_table, phase_totals, to_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {"versions": {}, "model": {"name": "toy"}, "config": {"policy": "apex", "pool": 4}, "hardware": "toy-machine", "device": "virtual"}
@@ -71,13 +76,15 @@ def test_columns(recording):
     times = {
         "critical_ns": 26, "transfer_ns": 16, "exposed_exact_ns": 11, "exposed_wall_ns": 0, "gpu_compute_ns": 12,
         "cpu_compute_ns": 18, "cpu_path_ns": 19, "gpu_path_ns": 23, "overlap_xc_ns": 14, "overlap_gc_ns": 7, "hidden_spec_ns": 0,
-        "stall_ns": 11, "unattributed_ns": 2, "paper_cpu_ns": 18, "paper_gpu_ns": 23, "start_ns": 0, "end_ns": 36,
+        "stall_ns": 11, "idle_ns": 0, "unattributed_ns": 2, "paper_cpu_ns": 18, "paper_gpu_ns": 23, "start_ns": 0, "end_ns": 36,
     }  # fmt: skip
     # 15..26 is exposed to the GPU, and the CPU works through all of it from 12
     assert {name: tenths(getattr(first, name)) for name in times} == times
     assert first.transfer_gbps == pytest.approx(200 / (1.6 * MS))
     assert (first.n_exact, first.n_spec, first.spec_used, first.n_cpu, first.n_resident, first.n_active) == (2, 0, 0, 3, 2, 7)
     assert (first.load_cpu, first.load_gpu, first.last) == (5, 11, "gpu")
+    # GPU 10..15, 26..33, 35..36; channel 10..26 and, for the next layer, 26..36; CPU 11..30
+    assert (first.gpu_busy, first.channel_busy, first.cpu_busy) == pytest.approx((13 / 26, 26 / 26, 19 / 26))
     # speculation 26..46 hides behind layer 0's host and kernels up to 33 and its own attention from 36
     assert tenths(second.hidden_spec_ns) == 7 + 10
     assert (second.n_spec, second.spec_used, second.transfer_bytes) == (2, 1, 343)
@@ -105,6 +112,84 @@ def test_totals(recording):
     assert [row["layer"] for row in layer_table(read(recording), "decode")] == [0, 1]
 
 
+def test_more_totals(recording):
+    totals = phase_totals(read(recording), "decode")
+    assert (totals["overlap_copy_cpu_ms"], totals["overlap_gpu_cpu_ms"], totals["exposed_wall_ms"]) == pytest.approx((1.4, 0.7, 0.0))
+    assert totals["hidden_spec_ms"] == pytest.approx((0 + 1.7) / 2)
+    assert totals["copy_gbps"] == pytest.approx((200 + 343) / ((16 + 36) * 1e5))
+    assert (totals["last_gpu"], totals["last_cpu"], totals["last_transfer"]) == (1, 0, 0)
+
+
+def test_idle_is_where_nobody_works():
+    """Window 0..10 (0.1 ms): GPU 2..4, CPU 3..5, copies 7..8."""
+    rows = [op(0, "route", "gpu", 0, 0, tokens=1), op(0, "gpu.resident", "gpu", 2, 4), op(0, "host.ffn", "cpu", 3, 5),
+            op(0, "copy.exact", "h2d", 7, 8, experts=[1]), op(0, "combine", "gpu", 10, 10)]  # fmt: skip
+    (line,) = layer_lines(rows)
+    assert (tenths(line.idle_ns), tenths(line.stall_ns)) == (6, 8)
+
+
+def test_csv_holds_every_line(recording):
+    lines = layer_lines(read(recording).rows)
+    table = list(csv.DictReader(to_csv(read(recording)).splitlines()))
+    assert len(table) == len(lines) == 4
+    for row, line in zip(table, lines, strict=True):
+        assert row == {name: "" if getattr(line, name) is None else str(getattr(line, name)) for name in row}
+        assert {"paper_cpu_ns", "paper_gpu_ns", "idle_ns", "gpu_busy"} <= set(row)
+
+
+def test_difference_of_two_runs(recording, tmp_path, capsys):
+    """The second run is the first one with the CPU's part 0.4 ms shorter in layer 1."""
+    other = tmp_path / "other.jsonl"
+    rows = [json.loads(text) for text in recording.read_text().splitlines()]
+    for row in rows[1:]:
+        if row["kind"] == "host.ffn" and row["layer"] == 1:
+            row["end_ns"] -= 4 * MS // 10
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changed, layers = differences(read(recording), read(other), "decode")
+    by_name = {row["what"]: row for row in changed}
+    assert by_name["paper_cpu_ms"]["difference"] == pytest.approx(-0.2) and by_name["paper_cpu_ms"]["times"] == pytest.approx(1.6 / 1.8)
+    assert by_name["window_ms"]["difference"] == 0
+    assert [row["+cpu"] for row in layers] == pytest.approx([0, -0.4]) and layers[1]["cpu"] == pytest.approx(1.5)
+    assert main([str(recording), str(other)]) == 0
+    assert "decode: b against a" in capsys.readouterr().out
+    assert main([str(recording), str(other), str(recording)]) == 0
+    assert "steps" in capsys.readouterr().out
+
+
+COSTS = st.lists(st.tuples(st.sampled_from(["copy.exact", "copy.spec", "gpu.resident", "gpu.arrived", "host.ffn", "host.rows", "attention"]),
+                           st.integers(0, 60), st.integers(0, 30)), max_size=14)  # fmt: skip
+
+
+@given(COSTS, st.integers(0, 20), st.integers(0, 40))
+def test_sums_obey_their_identities(work, begin, length):
+    """Whatever the intervals: parts are no longer than wholes, and a set is what two disjoint parts of it add up to."""
+    lanes = {"copy.exact": "h2d", "copy.spec": "h2d", "host.ffn": "cpu", "host.rows": "cpu"}
+    rows = [op(0, kind, lanes.get(kind, "gpu"), start, start + span, experts=[start]) for kind, start, span in work]
+    rows += [op(0, "route", "gpu", 0, begin, tokens=1), op(0, "combine", "gpu", begin + length, begin + length)]
+    (line,) = layer_lines(rows)
+    points = {k: {t for kind, s, n in work if kind == k for t in range(s, s + n)} for k in {kind for kind, *_ in work} | set(lanes) | {"gpu.resident", "gpu.arrived"}}
+    window = set(range(begin, begin + length))
+    xe, g, c = points["copy.exact"], points["gpu.resident"] | points["gpu.arrived"], points["host.ffn"]
+    assert tenths(line.critical_ns) == len(window) == length
+    assert tenths(line.exposed_exact_ns) == len((xe & window) - g) and tenths(line.exposed_wall_ns) == len((xe & window) - g - c)
+    assert tenths(line.transfer_ns) == len(xe | points["copy.spec"]) <= len(xe) + len(points["copy.spec"])
+    assert line.exposed_wall_ns <= line.exposed_exact_ns <= min(line.transfer_ns, line.critical_ns)
+    assert line.overlap_xc_ns <= min(line.transfer_ns, line.cpu_compute_ns) and line.cpu_compute_ns <= line.cpu_path_ns
+    assert tenths(line.overlap_gc_ns) == len(g & c) == len(g) + len(c) - len(g | c)
+    assert line.idle_ns <= line.stall_ns <= line.critical_ns
+    assert line.hidden_spec_ns <= line.transfer_ns
+
+
+def test_findings(recording):
+    quiet = read(recording)
+    assert findings(quiet) == []
+    seen = {"source": "nsys", "operations": 9, "no_call": 2, "outside": 0, "pageable_copies": 3, "pageable_bytes": 3 << 20, "syncs_in_layers": 1,
+            "sync_ns": 2_000_000, "open_ranges": 4, "moved_ranges": 0, "overhead_ns": 8 * MS}  # fmt: skip
+    found = findings(Recording(quiet.header | {"profile": seen}, quiet.rows))
+    assert [next(word for word in ("pinned", "waits", "tool", "dropped", "no end") if word in text) for text in found] == ["pinned", "waits", "tool", "dropped", "no end"]
+    assert "3 expert copies (3.0 MiB)" in found[0] and "47 % of the run" in found[2]
+
+
 def test_report(recording, tmp_path, capsys):
     assert main([str(recording), "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr().out
@@ -128,9 +213,10 @@ def test_picture(recording, tmp_path):
 
 def test_every_bar_has_a_style():
     from apexk.timeline.schema import KINDS
-    from profiling.plot import STYLE
+    from profiling.style import DARK, LIGHT, STYLE
 
     assert set(KINDS) - set(STYLE) == {"route", "plan", "predict"}  # no bar of their own on the lanes drawn
+    assert set(STYLE) == set(LIGHT.faces) == set(DARK.faces)
 
 
 def test_reports_need_neither_torch_nor_matplotlib():
