@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from apexk.hardware import OVERRIDES, Hardware
 from apexk.policy import registry
 from apexk.policy.types import PolicyOptions
+from apexk.store.capacity import Capacity, Room, parse, resolve
 
-DEVICES = ("virtual", "cpu")
+DEVICES = ("virtual", "cpu", "cuda")
+TRANSFERS = ("copy_engine", "sm_gather")
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
     "cost": "affine",
@@ -37,8 +39,13 @@ class ApexConfig:
     """How a model's experts are run.
 
     policy: which expert runs where; `apexk.policy.names()` lists them; also `name(key=value)` and `module:Class`.
-    pool: expert slots per layer on the GPU, 0..experts. None: a quarter of the experts, at least one.
-    device: "virtual" (CPU tensors on a modelled clock) | "cpu" (no GPU: no pool, every expert in the CPU kernels, real clock).
+    pool: expert slots on the GPU: a number for each layer, 0..experts; "8GiB" for all of them; "0.5" of the free device memory;
+        None or "auto": what fits beside the model, a KV cache of `context_tokens` and activations, on a modelled device a
+        quarter of the experts. `handle.info()` has the arithmetic.
+    context_tokens: tokens of KV cache (all sequences together) that an automatic pool leaves room for.
+    device: "virtual" (CPU tensors on a modelled clock) | "cpu" (no GPU: no pool, every expert in the CPU kernels, real clock) |
+        "cuda" (torch's current device: everything but the experts moves there).
+    transfer: of exact copies on a GPU: "copy_engine" | "sm_gather" (a kernel reads pinned host memory).
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
     arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
         results are then bitwise independent of policy and pool).
@@ -53,8 +60,10 @@ class ApexConfig:
     """
 
     policy: str = "apex"
-    pool: int | None = None
+    pool: int | float | str | None = None
+    context_tokens: int = 32_768
     device: str = "virtual"
+    transfer: str = "copy_engine"
     hardware: str | Path = "a6000-paper"
     arithmetic: str = "reference"
     threads: int | None = None
@@ -76,7 +85,10 @@ class ApexConfig:
             raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
         if self.arithmetic not in ("reference", "same"):
             raise ValueError(f"arithmetic is {self.arithmetic!r}; there are 'reference' and 'same'")
-        for name, lowest in (("pool", 0), ("threads", 1), ("seed", 0)):
+        if self.transfer not in TRANSFERS:
+            raise ValueError(f"transfer is {self.transfer!r}; there are {', '.join(TRANSFERS)}")
+        parse(self.pool)
+        for name, lowest in (("threads", 1), ("seed", 0), ("context_tokens", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
                 raise ValueError(f"{name} is {value!r}; wanted a whole number >= {lowest}")
@@ -90,16 +102,17 @@ class ApexConfig:
         PolicyOptions(**{name: value for name, value in given.items() if value is not None})  # refuses what is out of range
 
     def slots(self, experts: int) -> int:
-        """Pool slots per layer for a model of `experts` experts a layer."""
+        """Pool slots per layer for a model of `experts` experts a layer, where that depends on nothing else."""
+        return self.capacity(1, experts, 1).slots
+
+    def capacity(self, layers: int, experts: int, slot_bytes: int, extra: Callable[[int], int] = lambda slots: 0, room: Room | None = None) -> Capacity:
+        """Slots per layer and their arithmetic; see `apexk.store.capacity.resolve`."""
+        size = parse(self.pool)
         if self.device == "cpu":
-            if self.pool:
+            if size.slots or size.bytes or size.share:
                 raise ValueError(f"pool is {self.pool}, but device 'cpu' has no expert slots: leave it out or say 0")
-            return 0
-        if self.pool is None:
-            return max(1, experts // 4)
-        if self.pool > experts:
-            raise ValueError(f"pool is {self.pool} slots per layer, but a layer has {experts} experts: wanted 0..{experts}")
-        return self.pool
+            return Capacity(0, "device 'cpu' has no expert slots")
+        return resolve(size, layers, experts, slot_bytes, extra, room)
 
     def settings(self, hardware: Hardware) -> dict[str, Setting]:
         """Every setting of `DEFAULTS` with its value and source."""

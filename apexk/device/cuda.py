@@ -35,6 +35,7 @@ from apexk.store.pool import Pool
 from apexk.timeline.writer import Timeline
 
 MS = 1e6  # ns a millisecond
+DEPTH = 256  # CPU jobs of a layer: one a part of a long input, all asked for before the first is done
 
 
 @dataclass(eq=False)
@@ -61,9 +62,9 @@ class CudaDevice:
     host_runs_empty = False
 
     def __init__(self, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, kernels: GpuKernels, *, topk: int,
-                 tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None, how: str | None = None):
+                 tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None, how: str | None = None, transfer: str = "copy_engine"):
         self.runtime, self.timeline, self.store, self.kernels = runtime, timeline, store, kernels
-        block = store.block
+        block, self._transfer = store.block, transfer
         self._rule = {"intermediate": block.intermediate, "activation": activation, "biases": block.biases, "weight_on_input": weight_on_input}
         self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
         self._compute = runtime.compute_stream()
@@ -78,7 +79,7 @@ class CudaDevice:
             runtime.synchronize_stream(self._compute)
             self.ffn = HostFFN(threads=threads)
             undo.callback(self.ffn.close)
-            self.hand_off = HandOff(runtime, self.ffn, max_experts=store.experts, how=how)
+            self.hand_off = HandOff(runtime, self.ffn, max_experts=store.experts, depth=DEPTH, how=how)
             undo.callback(self.hand_off.close)
             channel = Channel(runtime, h2d)
             undo.callback(channel.close)
@@ -201,9 +202,9 @@ class CudaDevice:
         return self.copies.wait_ms()
 
     def synchronize(self) -> None:
-        for ticket, _ in [job for jobs in self._jobs.values() for job in jobs]:
+        left, self._jobs = self._jobs, {}
+        for ticket, _ in [job for jobs in left.values() for job in jobs]:
             self.hand_off.wait(ticket)  # of an interrupted layer
-        self._jobs.clear()
         for stream in self._streams:
             self.runtime.synchronize_stream(stream)
         self.hand_off.check()
@@ -213,10 +214,18 @@ class CudaDevice:
         return event.span is not None or self.runtime.query(event.end)
 
     def span_ms(self, event: Operation) -> tuple[float, float] | None:
+        if event.span is None:
+            self.clock.collect()
         return None if event.span is None else (event.span[0] / MS, event.span[1] / MS)
 
     def now_ms(self) -> float:
         return self.clock.now() / MS
+
+    def info(self) -> dict:
+        """Choices that were made for this machine, for the result."""
+        pinning = self.store.pinning
+        return {"pinned_bytes": pinning.bytes if pinning else 0, "pin_seconds": pinning.seconds if pinning else None,
+                "pin_failure": pinning.failure if pinning else "nobody asked for it", "transfer": self._transfer, "hand_off": self.hand_off.how}
 
     def close(self) -> None:
         """Waits for what runs. Raises what a worker had to say that nobody was told of; everything is given back all the same."""

@@ -95,12 +95,12 @@ class DeviceClock:
     def collect(self) -> None:
         """Reads the times of what is done, in order; stops at the first that is not."""
         while self._pending:
-            first = self._pending[0]
-            if isinstance(first, Operation):
-                first.span = first.read(self)
-                if first.span is None:
-                    return
-                self.tell(first)
-            else:
+            first = self._pending.popleft()
+            if not isinstance(first, Operation):
                 self.give(first)
-            self._pending.popleft()
+                continue
+            first.span = first.read(self)
+            if first.span is None:
+                self._pending.appendleft(first)
+                return
+            self.tell(first)

@@ -48,6 +48,7 @@ class Copies:
         self._targets = [pool.addresses(layer).tolist() for layer in range(store.layers)]
         self._loaded, self._loading = runtime.new_event(), False
         self._underway: dict[int, Underway] = {}
+        self._limbo: list[Event] = []  # of copies that were stopped: their records may still be to come
         self._tags = 0
         self._bytes_per_ms = FIRST_BYTES_PER_MS
 
@@ -89,6 +90,9 @@ class Copies:
 
     def stop(self, at: At) -> Stopped:
         found = self._channel.stop(at.layer)
+        past = [event for event in self._limbo if self._runtime.query(event)]
+        self._limbo = [event for event in self._limbo if event not in past]
+        self._clock.give(*past)
         landed, failed = [], []
         for tag in found.failed:
             underway = self._underway.pop(tag)
@@ -116,7 +120,8 @@ class Copies:
         underway = self._underway.pop(running.token)
         copy, copied, now = underway.copy, round(self.bytes * (1 - running.left)), self._clock.now()
         operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, (underway.start, underway.done), bytes=copied, abandoned=True)
-        operation.span = min(self._clock.ns(underway.start), now), now
+        began = self._clock.ns(underway.start) if self._runtime.query(underway.start) else now  # it may still wait for the link
+        operation.span = min(began, now), now
         self._clock.tell(operation)
         self._forget(underway)
 
@@ -138,7 +143,7 @@ class Copies:
         return operation
 
     def _forget(self, underway: Underway) -> None:
-        self._clock.give(underway.start, underway.done)
+        self._limbo += [underway.start, underway.done]
         self._close_gate(underway.gate)
 
     def _close_gate(self, gate: Gate | None) -> None:

@@ -36,7 +36,8 @@ class LayerTask:
     arrived: tuple[int, ...]  # copied for this layer; waves have none left
     events: LayerEvents
     hosts: list[Event | None]  # by part: its CPU rows are back
-    predicted: Event | None  # the prediction has read x
+    ticket: Ticket | None  # of the prediction, which reads x; None once its result was taken
+    predicted: Event | None
 
 
 def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Router | None = None) -> LayerTask:
@@ -79,17 +80,16 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
         hosts[0] = _start_host(engine, events, first, failed)
     if len(parts) > 1:
         hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
-    if ticket is not None:
-        predicted = device.take_prediction(ticket)
-        if predicted is not None:
-            engine.speculate(at, Prediction(*predicted))
     _count(engine, view, plan, len(events.copies), failed)
-    return LayerTask(at, parts, loads, plan.cpu + failed, plan.gpu_resident, arrived, events, hosts, ticket.event if ticket else None)
+    task = LayerTask(at, parts, loads, plan.cpu + failed, plan.gpu_resident, arrived, events, hosts, ticket, ticket.event if ticket else None)
+    _speculate(engine, task)
+    return task
 
 
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
     events, parts, hosts = task.events, task.parts, task.hosts
+    _speculate(engine, task)
     for number, part in enumerate(parts):
         if number + 1 < len(parts):
             _launch(engine, events, parts[number + 1], task.resident + task.arrived, "gpu.resident")
@@ -104,6 +104,7 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
             engine.slots[task.at.layer].evict(expert)
     engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
     engine.observer.add(events)
+    _speculate(engine, task)
     engine.leave()
     if events.last_of_step:
         engine.post(task.at, wait_for(events.combined))
@@ -203,6 +204,14 @@ def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> 
     if not engine.policy.speculates or engine.slot_count == 0 or at.layer + 1 >= engine.shape.layers:
         return None
     return engine.device.predict(at, rows, next_router)
+
+
+def _speculate(engine: Engine, task: LayerTask) -> None:
+    """Queues what was predicted, as soon as that is on the host: it is looked for while the layer is submitted and joined."""
+    predicted = engine.device.take_prediction(task.ticket) if task.ticket is not None else None
+    if predicted is not None:
+        task.ticket = None
+        engine.speculate(task.at, Prediction(*predicted))
 
 
 def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:

@@ -39,6 +39,10 @@ class Observer:
 
     def add(self, events: LayerEvents) -> None:
         self._pending.append(events)
+        self.report()
+
+    def report(self) -> None:
+        """Whatever is known by now."""
         while self._pending and self._report(self._pending[0]):
             self._pending.pop(0)
 

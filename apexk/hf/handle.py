@@ -15,7 +15,9 @@ from apexk.engine.runtime import Engine
 from apexk.hardware import Hardware
 from apexk.hf.adopt import StoreViews
 from apexk.hf.forward import uninstall
+from apexk.hf.gpu import Placement
 from apexk.hf.inspect import Experts
+from apexk.store.capacity import Capacity
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
 
@@ -24,9 +26,10 @@ class Handle:
     """A swapped model. `restore()` brings it back; as a context manager it does so on leaving."""
 
     def __init__(self, model: nn.Module, config: ApexConfig, settings: dict[str, Setting], hardware: Hardware, experts: Experts,
-                 views: StoreViews, store: HostStore, device: Device, timeline: Timeline):
-        self.model, self.config, self.settings, self.hardware = model, config, settings, hardware
+                 views: StoreViews, store: HostStore, device: Device, timeline: Timeline, capacity: Capacity):
+        self.model, self.config, self.settings, self.hardware, self.capacity = model, config, settings, hardware, capacity
         self.engine: Engine | None = None
+        self.placement: Placement | None = None  # of everything else, on a GPU
         self._experts, self._views, self._store, self._device, self._timeline = experts, views, store, device, timeline
         self._restored = False
         self._lock = threading.RLock()  # a signal handler may restore while a restore runs
@@ -40,9 +43,13 @@ class Handle:
             if self._restored:
                 return
             uninstall(self._experts)
-            self._views.release()
-            self._device.close()
-            self._restored = True
+            try:
+                self._device.close()  # its copies read the store
+            finally:
+                self._views.release()
+                if self.placement is not None:
+                    self.placement.back()
+                self._restored = True
             try:
                 self._timeline.close()
             except OSError as error:
@@ -57,11 +64,12 @@ class Handle:
         self.restore()
 
     def __repr__(self) -> str:
-        state = "restored" if self._restored else f"device {self._device.name}, pool {self.config.slots(self._experts.experts)}"
+        state = "restored" if self._restored else f"device {self._device.name}, pool {self.capacity.slots}"
         return f"<apexk.Handle of {type(self.model).__name__}: policy {self.config.policy}, {state}>"
 
     def summary(self) -> dict:
         """Sums by phase ("prefill", "decode"): transfers, hits, path and step times in ms; see `apexk.engine.totals`."""
+        self.engine.observer.report()
         return {phase: totals.report() for phase, totals in self.engine.totals.items()}
 
     def info(self) -> dict:
@@ -69,13 +77,16 @@ class Handle:
         return self.header() | {
             "restored": self._restored,
             "host_bytes": self._store.nbytes,
-            "pool_bytes": self._experts_in_pool() * self._store.block.stride_bytes,
+            "pool_bytes": self.capacity.slots * len(self._experts.blocks) * self._store.block.stride_bytes,
+            "pool_arithmetic": self.capacity.arithmetic,
             "modelled": self._device.modelled,
+            **getattr(self._device, "info", dict)(),
         }
 
     def header(self) -> dict:
         """The facts that a timeline starts with."""
         experts = self._experts
+        ffn = getattr(self._device, "halves", self._device).ffn
         return {
             "versions": versions(),
             "model": {
@@ -84,17 +95,13 @@ class Handle:
                 "dtype": str(experts.dtype).removeprefix("torch."), "bytes_per_expert": self._store.block.payload_bytes,
             },
             "config": {
-                "policy": self.config.policy, "pool": self.config.slots(experts.experts), "arithmetic": self.config.arithmetic,
-                "seed": self.config.seed, "popularity": self.config.popularity is not None, "threads": self._device.halves.ffn.threads,
-                "cpu_isa": self._device.halves.ffn.isa,
+                "policy": self.config.policy, "pool": self.capacity.slots, "arithmetic": self.config.arithmetic,
+                "seed": self.config.seed, "popularity": self.config.popularity is not None, "threads": ffn.threads, "cpu_isa": ffn.isa,
                 "settings": {name: {"value": s.value, "source": s.source} for name, s in self.settings.items()},
             },
             "hardware": self.hardware.name if self._device.modelled else "this machine, measured",
             "device": self._device.name,
         }
-
-    def _experts_in_pool(self) -> int:
-        return self.config.slots(self._experts.experts) * len(self._experts.blocks)
 
 
 def versions() -> dict[str, str | None]:

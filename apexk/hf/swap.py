@@ -14,6 +14,7 @@ from apexk.device.halves import Halves
 from apexk.device.ranged import RangedDevice
 from apexk.device.virtual import VirtualDevice
 from apexk.engine.runtime import Engine, EngineSettings
+from apexk.hf import gpu
 from apexk.hf.adopt import StoreViews
 from apexk.hf.forward import BlockForward, ExpertsForward, install, is_replaced, swapped_by
 from apexk.hf.handle import Handle
@@ -47,32 +48,41 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
             if is_replaced(module):
                 by = "is swapped already: restore it first" if swapped_by(module) else "was replaced by another library: remove its hook first"
                 raise RuntimeError(f"{name}.forward {by}")
-    slots = config.slots(experts.experts)
     settings = config.settings(machine)
     policy = registry.get(config.policy, policy_options(settings))
     shape = ModelShape(len(experts.blocks), experts.experts, experts.topk)
-    policy.start(shape, slots, _prior(machine), config.popularity, config.seed)
+    block = ExpertBlock(experts.hidden, experts.intermediate, experts.dtype, experts.biases)
 
     # tensors made in inference mode could not be written to outside of it
     with torch.inference_mode(False), ExitStack() as undo:
+        runtime = room = None
+        if config.device == "cuda":
+            runtime = gpu.open_runtime()
+            undo.callback(runtime.close)
+            room = gpu.room(model, experts, config, runtime)
+        capacity = config.capacity(shape.layers, shape.experts, block.stride_bytes, policy.extra_slots, room)
+        slots = capacity.slots
+        policy.start(shape, slots, _prior(machine), config.popularity, config.seed)
         timeline = undo.enter_context(Timeline(config.timeline))
-        store = filled or HostStore(shape.layers, shape.experts, ExpertBlock(experts.hidden, experts.intermediate, experts.dtype, experts.biases))
-        halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,
-                        weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic,
-                        threads=config.threads)
-        undo.callback(halves.close)
-        if config.device == "cpu":
-            device = CpuDevice(timeline, halves)
+        store = filled or HostStore(shape.layers, shape.experts, block)
+        if runtime is not None:
+            device = gpu.build(config, runtime, timeline, store, slots + policy.extra_slots(slots), experts)
         else:
-            device = VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
+            halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,
+                            weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic, threads=config.threads)
+            device = CpuDevice(timeline, halves) if config.device == "cpu" else VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
+        undo.callback(device.close)
         ranges = Ranges(shape.layers)
         if ranges.active:
             device = RangedDevice(device, ranges)
         views = StoreViews(experts, store)
-        handle = Handle(model, config, settings, machine, experts, views, store, device, timeline)
+        handle = Handle(model, config, settings, machine, experts, views, store, device, timeline, capacity)
         timeline.header(**handle.header())
         undo.callback(handle.restore)
         views.adopt(filled=filled is not None)
+        if runtime is not None:
+            store.pin(runtime)
+            handle.placement = gpu.Placement(model, experts, runtime.device)
         rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")))
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)
         kind = ExpertsForward if experts.family.experts_only else BlockForward

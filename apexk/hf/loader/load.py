@@ -98,8 +98,8 @@ def load(path: str | os.PathLike, config: ApexConfig | None = None, *, dtype: to
     hardware.load(config.hardware)  # a bad name is refused before minutes of reading
     checkpoint = inspect(path, dtype=dtype, trust_remote_code=trust_remote_code)
     experts, plan = checkpoint.experts, checkpoint.plan
-    slots = config.slots(experts.experts)
-    pool = len(experts.blocks) * slots * checkpoint.block.stride_bytes if config.device == "virtual" else 0
+    layers, stride = len(experts.blocks), checkpoint.block.stride_bytes
+    pool = layers * config.capacity(layers, experts.experts, stride).slots * stride if config.device == "virtual" else 0
     memory.require({"experts": checkpoint.store_bytes, "dense part": checkpoint.dense_bytes, "pool, kept on the host by device 'virtual'": pool})
     if plan.skipped:
         log.info("%d tensors are left out, as %s: the model has no place for them", len(plan.skipped), plan.skipped[0])
