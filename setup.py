@@ -68,6 +68,7 @@ setup(
         "apexk.sim": ["samples/*"],
         "apexk.testing": ["*.json"],
         "apexk.kernels.aot": ["kept/*.jsonl"],
+        "apexk.profiling": ["*.sh", "native/*.h"],
         "apexk.kernels.cpu": ["src/*", "include/*"],
         "apexk.kernels.cuda": ["*.cu", "cubin/*"],
     },

@@ -22,7 +22,8 @@ VERBS = {
     "explain": "why a layer was decided as it was: misses, estimates for each count, the choice, what was best",
     "trace": "generate, look at, import, convert and record routing traces",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
-    "report": "show a timeline.jsonl: a table per layer, totals, pictures",
+    "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
+    "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",
 }
 DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3
 

@@ -20,12 +20,15 @@ MODES = {
         "aot": ("apexk.kernels.aot.gate", "compile for named GPUs: registers, spills, shared memory, SASS counts"),
         "roofline": ("apexk.kernels.bench.static_roofline", "bytes and operations issued over the fewest possible, counted"),
         "bench": ("apexk.kernels.bench.run", "check, then time against measured roofs (needs a GPU)"),
+        "ncu": ("apexk.profiling.capture", "one case (--case NAME) under Nsight Compute"),
     },
 }
 #: the same by a shorter name
 PARTS = {
     "bench": ("apexk.kernels.bench.run", "check, then time any benchmark case against measured roofs"),
     "aot": MODES["triton"]["aot"],
+    "once": ("apexk.kernels.bench.once", "run one benchmark case a few times, for a profiler"),
+    "plot": ("apexk.profiling.roofline", "draw benchmark rows under their measured roofs (needs matplotlib)"),
 }
 
 

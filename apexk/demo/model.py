@@ -51,9 +51,9 @@ def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens
 @torch.no_grad()
 def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], new_tokens: int = 48) -> torch.Tensor:
     """Greedy continuations, int64 `[prompts, <= new_tokens]`; after its end a row holds the padding id."""
-    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    batch = tokenizer(texts, return_tensors="pt", padding=True).to(model.device)
     out = model.generate(**batch, max_new_tokens=new_tokens, do_sample=False)
-    return out[:, batch["input_ids"].shape[1] :]
+    return out[:, batch["input_ids"].shape[1] :].cpu()
 
 
 def real_tokens(continuations: torch.Tensor, eos: int) -> int:

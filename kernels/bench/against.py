@@ -37,7 +37,7 @@ def choose(cases: list[Case], names: list[str]) -> tuple[list[Case], list[str]]:
     known = sorted({*providers, *PACKAGES, *(alias for alias, those in ALIASES.items() if providers & {*those})})
     wrong = [name for name in names if name not in known]
     if wrong:
-        raise ValueError(f"--against: {', '.join(wrong)} not known here; known: {', '.join(known)}")
+        raise ValueError(f"--against: {', '.join(wrong)} not known here; known: {', '.join(known)}; or a git revision")
     wanted = {provider for name in names for provider in ALIASES.get(name, (name,))}
     missing = [name for name in names if name in PACKAGES and not importable(name)]
     return [case for case in cases if is_ours(case.provider) or case.provider in wanted], missing

@@ -2,10 +2,12 @@
 
 A row (schema apexk.bench/1) holds op, provider, device, dtype, shape, p20/p50/p80, flops, bytes, both by second, the
 roof's name, value and the percentage of it, the error of the check, and what `machine.py` knows; `command` repeats it.
-With `--against` the providers' repeats alternate and `ratio_vs` says how many times as long the others took.
+With `--against PROVIDER` the providers' repeats alternate and `ratio_vs` says how many times as long the others took; with
+`--against REVISION` or `--baseline FILE` a row's `baseline` says how it compares, see `compare.py`.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -15,8 +17,8 @@ import time
 
 import torch
 
-from . import machine
-from .against import PACKAGES, add_ratios, choose, competitors
+from . import compare, machine
+from .against import PACKAGES, add_ratios, choose, competitors, is_ours
 from .registry import DTYPE_NAMES, all_cases, select
 from .roofs import bound_by, roofs_of
 from .table import markdown, read_rows
@@ -52,17 +54,27 @@ def main(argv=None) -> int:
     if any(name in os.environ for name in PROFILERS) and not args.under_profiler:
         print("this process runs under a profiler, which changes times; say --under-profiler if that is meant", file=sys.stderr)
         return MISUSE
+    try:
+        with _other_revision(args, here) as other:
+            return _measure_all(args, here, other)
+    except compare.Incomparable as error:
+        print(error, file=sys.stderr)
+        return FAILED
+
+
+def _measure_all(args, here, other) -> int:
     rows, failed = [], []
+    before = other() if other else []
     for device in sorted({case.device for case in here}):
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
-    groups = competitors(here) if args.against else [[case] for case in here]
+    groups = competitors(here) if args.against and not other else [[case] for case in here]
     end, left_out = time.monotonic() + args.within, 0
     for group in groups:
         if time.monotonic() > end:
             left_out += len(group)
             continue
         measured, wrong = measure(group, check=args.check, budget_s=args.budget)
-        if args.against:
+        if args.against and not other:
             command = f"apexk kernels bench {_pattern(group)} --against {args.against}"
             measured = [{**row, "command": command} for row in measured]
         failed += wrong
@@ -70,6 +82,12 @@ def main(argv=None) -> int:
         print("\n".join([*map(_line, measured), *(f"FAILED {text}" for text in wrong)]), flush=True)
     if left_out:
         print(f"{left_out} of {len(here)} cases are left out: --within {args.within:g} seconds have passed", file=sys.stderr)
+    if other or args.baseline:
+        baselines = [before, other()] if other else [compare.read_baseline(args.baseline)]
+        regressed = compare.compare(rows, baselines, args.against if other else args.baseline, args.threshold / 100)
+        print("\n".join(_compared(row) for row in rows if "baseline" in row))
+        failed += regressed
+        print("\n".join(f"REGRESSED {text}" for text in regressed), end="\n" if regressed else "")
     if args.jsonl:
         with open(args.jsonl, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -88,11 +106,35 @@ def _asked_for(args) -> list:
         if asked and not {*asked} <= there:
             raise ValueError(f"--{name}: no case has {sorted({*asked} - there)}; there are {', '.join(map(str, sorted(there)))}")
         cases = [case for case in cases if asked is None or case.shape.get(name) in asked]
+    if args.baseline and not os.path.isfile(args.baseline):
+        raise ValueError(f"--baseline: there is no file {args.baseline}; --jsonl or --json writes one")
+    if args.against and _is_revision(args):
+        return [case for case in cases if is_ours(case.provider)]
     if args.against:
         cases, missing = choose(cases, args.against.split(","))
         for package in missing:
             print(f"--against: {package} cannot be imported here; it is left out", file=sys.stderr)
     return cases
+
+
+def _is_revision(args) -> bool:
+    """A provider's name counts before a branch's."""
+    try:
+        choose(all_cases(), args.against.split(","))
+        return False
+    except ValueError:
+        return compare.commit_of(args.against) is not None
+
+
+@contextlib.contextmanager
+def _other_revision(args, here):
+    """A function that measures these cases at the revision of `--against`, None where that is no revision."""
+    if not args.against or not _is_revision(args):
+        yield None
+        return
+    print(f"building {args.against} in a worktree", file=sys.stderr)
+    with compare.checkout(compare.commit_of(args.against)) as tree:
+        yield lambda: compare.rows_of(tree, [case.name for case in here], args.budget)
 
 
 def measure(group, *, check=True, budget_s=1.0):
@@ -159,6 +201,11 @@ def _line(row) -> str:
     return "  ".join([text, *(f"{ratio:.2f}x {name}" for name, ratio in row["ratio_vs"].items())])
 
 
+def _compared(row) -> str:
+    base = row["baseline"]
+    return f"{row['name']:72} {row['p50_ns'] / 1e3:10.1f} us, {base['ratio']:.3f} times {base['p50_ns'] / 1e3:.1f} us of {base['source']}"
+
+
 def _numbers(text) -> list[int]:
     return [int(word) for word in text.split(",")]
 
@@ -170,7 +217,9 @@ def _parser():
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only cases of this device")
     parser.add_argument("--tokens", type=_numbers, metavar="N,N", help="only cases of so many tokens")
     parser.add_argument("--threads", type=_numbers, metavar="N,N", help="only cases of so many threads")
-    parser.add_argument("--against", metavar="NAME,NAME", help="of the others only these providers, in turns with ours; gives ratio_vs")
+    parser.add_argument("--against", metavar="NAME,NAME|REV", help="of the others only these providers, in turns with ours, gives ratio_vs; or a git revision, run from a worktree")
+    parser.add_argument("--baseline", metavar="PATH", help="compare with the rows of this file")
+    parser.add_argument("--threshold", type=float, default=10.0, metavar="PERCENT", help="slower than the baseline by more than this fails (default 10)")
     parser.add_argument("--json", metavar="PATH", help="write the rows here as one document")
     parser.add_argument("--jsonl", metavar="PATH", help="append the rows to this file")
     parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")

@@ -1,0 +1,109 @@
+"""Benchmark rows as a roofline: speed over operations a byte, under the roofs that were measured in the same run.
+
+    python -m profiling.roofline rows.jsonl roofline.png [--device NAME] [--dark]      (this is `apexk kernels plot`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from .style import headline, legend, plain, theme
+
+MARKERS = "osD^vP*X"
+
+
+def read_rows(path: str | Path) -> list[dict]:
+    """Rows of a JSONL file, or of a document with `rows`. ValueError for anything else."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError:
+        try:
+            rows = json.loads(text)["rows"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds no benchmark rows; `apexk kernels bench --jsonl` writes them") from error
+    if not all(isinstance(row, dict) and "op" in row for row in rows):
+        raise ValueError(f"{path} holds no benchmark rows; `apexk kernels bench --jsonl` writes them")
+    return rows
+
+
+def draw(rows: list[dict], path: str | Path, device: str | None = None, *, dark: bool = False) -> int:
+    """Draws the rows of one device (default: the first that has any) with its roofs; returns how many points there are.
+    A later row of a name replaces an earlier one. ValueError where there is nothing to draw."""
+    there = list(dict.fromkeys(row["device"] for row in rows if row.get("flops") and row["op"] != "roof"))
+    if not there or (device and device not in there):
+        raise ValueError(f"no row with operations{f' on {device!r}' if device else ''}; devices: {', '.join(there) or 'none'}")
+    device = device or there[0]
+    mine = {row["name"]: row for row in rows if row["device"] == device}
+    points = [row for row in mine.values() if row["op"] != "roof" and row["flops"]]
+    roofs = [row for row in mine.values() if row["op"] == "roof" and not row["name"].endswith(("copy", "h2d"))]
+    look = theme(dark)
+    figure, axes = plt.subplots(figsize=(9.6, 5.6), dpi=150)
+    intensity = np.array([row["flops"] / row["bytes"] for row in points])
+    speed = np.array([row["flops"] / row["p50_ns"] for row in points])
+    low, high = intensity.min() / 1.6, intensity.max() * 1.6
+    _roofs(axes, look, roofs, low, high)
+    providers, ops = (list(dict.fromkeys(row[key] for row in points)) for key in ("provider", "op"))
+    for provider, color in zip(providers, look.series * 4, strict=False):
+        for op, marker in zip(ops, MARKERS * 4, strict=False):
+            chosen = [i for i, row in enumerate(points) if (row["provider"], row["op"]) == (provider, op)]
+            if chosen:
+                label = provider if len(ops) == 1 else f"{op}, {provider}"
+                axes.plot(intensity[chosen], speed[chosen], marker, color=color, markersize=6.5, alpha=0.85, markeredgewidth=0, label=label)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte that the task needs", ylabel="GFLOP/s")
+    axes.set_ylim(speed.min() / 2, max([speed.max(), *(row["value"] for row in roofs if row["unit"] == "GFLOP/s")]) * 1.8)
+    plain(figure, axes, look, grid="both")
+    legend(axes, look, loc="center left", bbox_to_anchor=(1.0, 0.5), handletextpad=0.3)
+    figure.tight_layout(rect=(0, 0.03, 1, 0.945))
+    commits = ", ".join(sorted({(row["commit"] or "unknown")[:10] + ("+" if row["dirty"] else "") for row in points}))
+    headline(figure, look, f"Kernel benchmarks under measured roofs: {device}", f"medians; commit {commits}", left=axes.get_position().x0)
+    figure.savefig(path, facecolor=look.page)
+    plt.close(figure)
+    return len(points)
+
+
+def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> None:
+    """Memory roofs rise with the intensity until the highest compute roof, which are level; each has its name on it."""
+    compute = [row for row in roofs if row["unit"] == "GFLOP/s"]
+    ceiling = max([row["value"] for row in compute], default=np.inf)
+    x = np.geomspace(low, high, 200)
+    for row in roofs:
+        name, value = row["name"].removeprefix("roof/"), row["value"]
+        if row["unit"] == "GFLOP/s":
+            axes.plot(x, np.full_like(x, value), color=look.ink, linewidth=1.2, zorder=1)
+            axes.annotate(f"{name} {value:.0f} GFLOP/s", (high, value), (-4, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=look.ink)
+        else:
+            under = x[x * value <= ceiling * 1.0001]
+            if len(under):
+                axes.plot(under, under * value, color=look.ink, linewidth=1.2, zorder=1)
+                axes.annotate(f"{name} {value:.1f} GB/s", (under[0], under[0] * value), (6, 4), textcoords="offset points", ha="left", va="bottom", fontsize=8, color=look.ink)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="apexk kernels plot", description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path, help="what `apexk kernels bench --jsonl` or --json wrote")
+    parser.add_argument("png", type=Path)
+    parser.add_argument("--device", help="as in the rows; default: the first")
+    parser.add_argument("--dark", action="store_true", help="for a dark screen")
+    options = parser.parse_args(arguments)
+    try:
+        count = draw(read_rows(options.rows), options.png, options.device, dark=options.dark)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{count} points: {options.png}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
