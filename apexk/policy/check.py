@@ -24,12 +24,12 @@ def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
         raise PlanError(f"{where}: planned twice: {sorted({e for e in planned if planned.count(e) > 1})}")
     if chosen != active:
         raise PlanError(f"{where}: not planned: {sorted(active - chosen)}, planned but not active: {sorted(chosen - active)}")
-    absent = [e for e in plan.gpu_resident if e not in view.resident]
+    absent = set(plan.gpu_resident).difference(view.resident)
     if absent:
-        raise PlanError(f"{where}: not resident but in gpu_resident: {absent}")
-    copied = [e for e in plan.exact_fetch if e in view.resident]
+        raise PlanError(f"{where}: not resident but in gpu_resident: {sorted(absent)}")
+    copied = view.resident.intersection(plan.exact_fetch)
     if copied:
-        raise PlanError(f"{where}: resident but in exact_fetch: {copied}")
+        raise PlanError(f"{where}: resident but in exact_fetch: {sorted(copied)}")
     in_flight = view.in_flight.expert if view.in_flight else None
     new = sum(e != in_flight for e in plan.exact_fetch)
     if new > view.available and not waves:

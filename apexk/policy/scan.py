@@ -27,10 +27,10 @@ TIE_MS = 1e-12
 def by_load(view: RouteView) -> tuple[list[int], list[int]]:
     """(residents, missed) of the active experts, each heaviest first, ties by lower id; an in-flight copy leads `missed`."""
     loads, resident = view.loads, view.resident
-    active = sorted(loads)
-    active.sort(key=loads.__getitem__, reverse=True)  # stable: equal loads keep ascending ids
-    here = [e for e in active if e in resident]
-    missed = [e for e in active if e not in resident]
+    active = loads.keys()
+    here, missed = sorted(active & resident), sorted(active - resident)
+    for experts in (here, missed):
+        experts.sort(key=loads.__getitem__, reverse=True)  # stable: equal loads keep ascending ids
     if view.in_flight is not None:
         expert = view.in_flight.expert
         if expert not in loads or expert in resident:
@@ -68,7 +68,8 @@ def choose(view: RouteView, limit: int | None = None) -> Plan:
     cpu_ms, gpu_ms = view.costs.cpu_ms, view.costs.gpu_ms
 
     on_gpu, on_cpu = len(here), len(missed)
-    gpu_load, cpu_load = sum([loads[e] for e in here]), sum([loads[e] for e in missed])
+    gpu_load = sum([loads[e] for e in here])
+    cpu_load = sum(loads.values()) - gpu_load
     cpu, alone = cpu_ms(on_cpu, cpu_load), gpu_ms(on_gpu, gpu_load)
     best, count = max(cpu, alone), 0
     estimates = [(cpu, alone)]

@@ -64,7 +64,7 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     timeline = timeline or Timeline(None)
     moved = machine.model.get("bytes_per_expert", BYTES_PER_EXPERT)
     device = VirtualDevice(machine, timeline, moved)
-    rules = EngineSettings(*(settings[f.name].value for f in fields(EngineSettings)))
+    rules = EngineSettings(**{f.name: settings[f.name].value for f in fields(EngineSettings) if f.name in settings})
     engine = Engine(shape, pool, device, chosen, rules, timeline, moved)
 
     began = time.process_time()
