@@ -26,6 +26,7 @@ ALLOWED = {
     "kernels/bench/": {"torch", "numpy", "apexk.kernels", "apexk.timeline"},
     "apexk/store/": {"torch", "apexk.kernels"},
     "apexk/device/": {"torch", "apexk.kernels", "apexk.store", "apexk.timeline", "apexk.nvtx", "apexk.hardware"},
+    "apexk/device/cuda_runtime.py": {"torch", "cupy", "apexk.kernels.cuda"},
     "apexk/engine/": {"torch", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.nvtx"},
     "apexk/hf/": {"torch", "transformers", "apexk.kernels", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline",
                   "apexk.hardware", "apexk.nvtx"},
