@@ -8,6 +8,7 @@ from .layers import layer_lines
 
 IDLE_SHARE, OVERHEAD_SHARE, USED_SHARE = 0.05, 0.02, 0.3  # below these nothing is said
 LEAST_SPECULATIVE = 20  # copies, before their use says anything
+MOST_SPREAD_NS = 50_000
 MS = 1e6
 
 
@@ -23,6 +24,8 @@ def findings(recording: Recording) -> list[str]:
     if seen.get("syncs_in_layers"):
         found.append(f"{seen['syncs_in_layers']} times the host waits for the device inside a layer, beside the routing's own read-back: "
                      f"{seen['sync_ns'] / MS:.3f} ms in all")  # fmt: skip
+    if seen and not seen.get("operations"):
+        windows = 0  # no device was seen, so nobody can tell whether it worked
     idle = sum(line.idle_ns for line in lines)
     if windows and idle > IDLE_SHARE * windows:
         found.append(f"in {100 * idle / windows:.0f} % of the windows nobody works, neither GPU, channel nor CPU: the host is late ({idle / MS:.3f} ms in all)")
@@ -41,6 +44,8 @@ def findings(recording: Recording) -> list[str]:
 def _lost(seen: dict) -> list[str]:
     """What the profile does not hold."""
     found = []
+    if "from_timeline" in seen and seen["clock_spread_ns"] > MOST_SPREAD_NS:
+        found.append(f"the clocks of profile and timeline agree to {seen['clock_spread_ns'] / 1e3:.0f} us only: overlaps of {', '.join(seen['from_timeline'])} are that vague")
     if seen.get("no_call"):
         found.append(f"{seen['no_call']} of {seen['operations']} operations on the device have no call that launched them (dropped events, or a capture that began too late): "
                      "they are missing below")  # fmt: skip

@@ -16,6 +16,7 @@ from apexk.timeline import Recording
 
 from .findings import findings
 from .load import load
+from .merge import complete
 from .tables import PHASES, differences, layer_table, phase_totals, to_csv
 
 DONE, FAILED, LACKING = 0, 1, 3
@@ -93,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--phase", choices=PHASES, help="default: both")
     parser.add_argument("--skip", type=int, default=0, metavar="STEPS", help="leave out the first STEPS of each phase")
     parser.add_argument("--partial", action="store_true", help="the file of a run that was killed")
+    parser.add_argument("--timeline", type=Path, metavar="JSONL", help="complete a profile with decisions, and with what native threads did, from this timeline of the same run")
     parser.add_argument("--csv", type=Path, metavar="OUT", help="also write every line of every layer and step here")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write totals, layers and findings here")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw a warm decode step here")
@@ -105,6 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints, and writes what is asked for. OSError and ValueError are the caller's."""
     runs = {str(path): load(path, partial=options.partial) for path in options.file}
+    if options.timeline:
+        profiles = [name for name, recording in runs.items() if "profile" in recording.header]
+        if len(runs) != 1 or not profiles:
+            raise ValueError("--timeline completes one profile (nsys or torch.profiler) with the timeline of the same run")
+        runs = {name: complete(recording, load(options.timeline)) for name, recording in runs.items()}
     phases = (options.phase,) if options.phase else PHASES
     sys.stdout.write(text(*runs.values(), phases, options.skip) if len(runs) == 1 else comparison(runs, phases, options.skip))
     path, recording = list(runs.items())[-1]  # what is written is of the last run

@@ -79,20 +79,28 @@ def _with_nsys(args: argparse.Namespace) -> int:
     code = capture.nsys(args.out / "nsys", command, dry_run=args.dry_run)
     if args.dry_run:
         print(f"apexk report {shlex.quote(str(args.out / 'nsys.sqlite'))}")
-    return code if code or args.dry_run else _report(args.out / "nsys.sqlite")
+    return code if code or args.dry_run else _report(args, args.out / "nsys.sqlite")
 
 
 def _with_torch(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     capture = _TorchCapture(args.out / "trace.json")
-    return _workload(args, capture) or _report(args.out / "trace.json") or _report(args.out / "timeline.jsonl")
+    return _workload(args, capture) or _report(args, args.out / "trace.json")
 
 
-def _report(path: Path) -> int:
+def _report(args: argparse.Namespace, profile: Path) -> int:
+    """The profile's table, completed by the timeline where that is measured; of a modelled one, its own table."""
     from apexk.profiling.report import main
 
-    print(f"\n{path}")
-    return main([str(path)])
+    timeline = args.out / "timeline.jsonl"
+    modelled = args.device == "virtual"
+    joined = ["--timeline", str(timeline)] if timeline.is_file() and not modelled and not args.command else []
+    print(f"\n{profile}", flush=True)
+    code = main([str(profile), *joined])
+    if code or not modelled:
+        return code
+    print(f"\n{timeline}")
+    return main([str(timeline)])
 
 
 class _CudaCapture:

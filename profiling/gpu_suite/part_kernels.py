@@ -101,14 +101,17 @@ def timings(context: Context) -> dict:
 
 
 def build_native() -> None:
-    """Compile the native library of the source tree if it is not there."""
+    """Compile the native libraries of the source tree that are not there."""
+    from apexk.device.native import build as transfer
     from apexk.kernels.cpu import build, library
 
-    if not library.PATH.is_file():
-        try:
+    try:
+        if not library.PATH.is_file():
             build.build(library.PATH.parent)
-        except RuntimeError as error:
-            raise Skip(f"the native library is not built and cannot be: {error}") from error
+        if not (transfer.HERE / "_apexk_transfer.so").is_file() and (transfer.HERE / "src").is_dir():
+            transfer.build("_apexk_transfer")
+    except RuntimeError as error:
+        raise Skip(f"a native library is not built and cannot be: {error}") from error
 
 
 def _ready(context: Context) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from apexk import policy
 from apexk.kernels.bench import matrix
-from profiling.gpu_suite import part_kernels, pieces
+from profiling.gpu_suite import __main__ as suite_main
+from profiling.gpu_suite import part_e2e, part_kernels, pieces
 from profiling.gpu_suite import report as report_of_a_run
 from profiling.gpu_suite.pieces import Context, Piece, Skip, run
 
@@ -96,6 +98,26 @@ def test_a_failed_piece_does_not_stop_the_next():
     assert "wrong" in failed["traceback"]
     assert (skipped["status"], skipped["message"]) == ("skipped", "no such thing")
     assert (fine["status"], fine["numbers"]) == ("ok", {"n": 1})
+
+
+def test_end_to_end_pieces(monkeypatch):
+    """On the modelled clock, two of the policies; each number is there and finite."""
+    monkeypatch.setattr(policy, "names", lambda: ("apex", "no_assign"))
+    context = Context(True, "cpu", "a6000-paper")
+    results = {p.name: run(p, context) for p in pieces.PIECES if p.part == "e2e" and p.name in ("policies", "layers_by_torch", "range_cost")}
+    assert {name: result["status"] for name, result in results.items()} == dict.fromkeys(("policies", "layers_by_torch", "range_cost"), "ok")
+    numbers = results["policies"]["numbers"]
+    assert numbers["times"] == "modelled on a6000-paper" and numbers["left out for time"] == 0
+    for name in ("apex", "no_assign"):
+        assert 0 < numbers[f"{name}, tpot_ms"] < numbers[f"{name}, ttft_ms"] < 1000
+        assert numbers[f"{name}, tokens_per_s"] == pytest.approx(1e3 * part_e2e.BATCH / numbers[f"{name}, tpot_ms"])
+    assert numbers["no_assign, exact_per_step"] == 0 < numbers["apex, exact_per_step"]
+    assert (results["layers_by_torch"]["numbers"]["steps"], results["layers_by_torch"]["numbers"]["layers"]) == (3, 4)
+    assert results["range_cost"]["numbers"]["tool attached"] is False
+
+
+def test_every_part_has_a_clock_below_nine_minutes():
+    assert set(suite_main.BUDGET_S) == set(pieces.PARTS) and max(suite_main.BUDGET_S.values()) < 9 * 60
 
 
 def test_unknown_part_is_refused():

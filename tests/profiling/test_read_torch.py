@@ -11,12 +11,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import apexk
+from apexk.cli import main
 from apexk.demo import model as demo
 from apexk.device.ranged import RangedDevice, TorchRanges
-from apexk.timeline import read
+from apexk.timeline import Recording, read
 from profiling.attribution import ProfileError
 from profiling.layers import layer_lines
 from profiling.load import load
+from profiling.merge import complete
 
 ALL_THREADS = torch.profiler._ExperimentalConfig(profile_all_threads=True)
 
@@ -134,6 +136,54 @@ def test_device_events_go_to_the_range_of_their_call(threads):
     facts = recording.header["profile"]
     assert (facts["no_call"], facts["syncs_in_layers"], facts["overhead_ns"], facts["pageable_copies"]) == (1, 1, 2500, 0)
     assert recording.header["device"] == "a GPU"
+
+
+def test_a_timeline_completes_a_trace(tmp_path, trained):
+    """Device "cpu": its CPU experts run on native threads, which torch.profiler does not see; both clocks are the host's."""
+    model, tokenizer = trained()
+    with apexk.swap(model, apexk.ApexConfig(pool=0, device="cpu", timeline=tmp_path / "timeline.jsonl")) as handle:
+        handle.engine.device = RangedDevice(handle.engine.device, TorchRanges(4))
+        demo.generate(model, tokenizer, demo.prompts(1), 2)
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            demo.generate(model, tokenizer, demo.prompts(1), 3)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace, timeline = load(tmp_path / "trace.json"), read(tmp_path / "timeline.jsonl")
+    assert all(line.cpu_compute_ns == 0 for line in layer_lines(trace.rows))
+    both = complete(trace, timeline)
+    ours = {(line.step, line.layer): line for line in layer_lines(timeline.rows)}
+    lines = layer_lines(both.rows)
+    assert len(lines) == 12 and {line.step for line in lines} == {2, 3, 4}
+    for line in lines:
+        own = ours[line.step, line.layer]
+        assert (line.cpu_compute_ns, line.n_cpu, line.load_cpu, line.n_active) == (own.cpu_compute_ns, own.n_cpu, own.load_cpu, own.n_active)
+    assert both.header["profile"]["from_timeline"] == ["host.ffn", "plan"] and both.header["config"]["policy"] == "apex"
+    assert main(["report", str(tmp_path / "trace.json"), "--timeline", str(tmp_path / "timeline.jsonl")]) == 0
+
+
+def test_clocks_are_laid_over_each_other():
+    """By hand: the profile's clock is 1000 ns ahead; the middle of three differences counts."""
+
+    def routed(step, end):
+        return {"step": step, "layer": 0, "kind": "route", "start_ns": end, "end_ns": end, "modelled": False}
+
+    copied = {"step": 2, "layer": 0, "kind": "copy.exact", "start_ns": 205, "end_ns": 290, "modelled": False}
+    header = {"config": {}, "model": {}}
+    timeline = Recording(header, [routed(1, 100), routed(2, 200), routed(3, 300), routed(9, 900), copied, copied | {"step": 9}])
+    ours = Recording(header | {"profile": {}}, [routed(1, 1100), routed(2, 1230), routed(3, 1297)])
+    both = complete(ours, timeline)
+    assert [(row["start_ns"], row["end_ns"]) for row in both.rows if row["kind"] == "copy.exact"] == [(1205, 1290)]
+    assert both.header["profile"]["clock_spread_ns"] == 3
+    seen = Recording(ours.header, [*ours.rows, copied])
+    assert len([row for row in complete(seen, timeline).rows if row["kind"] == "copy.exact"]) == 1, "what the profile has is not doubled"
+    with pytest.raises(ProfileError, match="share 1 layers"):
+        complete(Recording(ours.header, ours.rows[:1]), timeline)
+
+
+def test_a_modelled_timeline_completes_nothing(swapped):
+    trace, timeline = swapped
+    with pytest.raises(ProfileError, match="times are modelled"):
+        complete(load(trace), read(timeline))
+    assert main(["report", str(timeline), "--timeline", str(timeline)]) == 2
 
 
 def test_wrong_files_are_named(tmp_path):
