@@ -90,6 +90,7 @@ def random_weights(config: PretrainedConfig, *, dtype: torch.dtype = torch.bfloa
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         model = type(like).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    del model._weight_conversions  # "none were used"; without it save_pretrained writes the family's usual format
     return model
 
 

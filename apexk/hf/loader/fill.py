@@ -23,6 +23,7 @@ from apexk.hf.loader.plan import Piece
 from apexk.store.host_store import HostStore
 
 THREADS = 4
+BATCH_BYTES = 4 << 20
 
 
 class Reader:
@@ -79,23 +80,41 @@ def fill(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader
     """Reads every expert into `store`; `progress(bytes)` is called as they come. Raises what the first failing read does."""
     jobs = sorted(_jobs(store, experts, pieces, reader), key=lambda job: (str(job.file), job.start))
 
-    def work(job: Job) -> int:
-        job.run()
-        return job.nbytes
+    def work(batch: list[Job]) -> int:
+        with torch.inference_mode(False), torch.no_grad():
+            for job in batch:
+                job.run()
+        return sum(job.nbytes for job in batch)
 
-    with torch.inference_mode(False), ThreadPoolExecutor(THREADS, thread_name_prefix="apexk-load") as pool:
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="apexk-load") as pool:
         try:
-            for nbytes in pool.map(work, jobs):
+            for nbytes in pool.map(work, batches(jobs)):
                 progress(nbytes)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
+def batches(jobs: list[Job]) -> Iterator[list[Job]]:
+    """Neighbours together, at least `BATCH_BYTES` of them: a small tensor is not worth a thread's attention."""
+    batch, size = [], 0
+    for job in jobs:
+        batch.append(job)
+        size += job.nbytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 def _jobs(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader) -> Iterator[Job]:
+    views: dict[tuple[int, str], torch.Tensor | None] = {}
     for piece in pieces:
-        view = experts.layout.views.get(piece.parameter)
-        view = view(store, piece.layer) if view else None
+        if (piece.layer, piece.parameter) not in views:
+            made = experts.layout.views.get(piece.parameter)
+            views[piece.layer, piece.parameter] = made and made(store, piece.layer)
+        view = views[piece.layer, piece.parameter]
         for expert in range(store.experts) if piece.expert is None else [piece.expert]:
             yield _job(store, experts, piece, expert, view, reader)
 
@@ -106,11 +125,10 @@ def _job(store: HostStore, experts: Experts, piece: Piece, expert: int, view: to
     first, shares = tensor.first, store.experts if piece.expert is None else 1
     rows = tensor.shape[0] // shares
     at = expert * rows if piece.expert is None else 0
-    place = None if view is None else view[expert] if piece.expert is None else view[expert, piece.begin : piece.end]
-    straight = place is not None and place.is_contiguous() and tensor.kind == "plain" and first.dtype == dtype
 
     def run() -> None:
-        if straight:
+        place = None if view is None else view[expert] if piece.expert is None else view[expert, piece.begin : piece.end]
+        if place is not None and place.is_contiguous() and tensor.kind == "plain" and first.dtype == dtype:
             reader.read_into(first, at, place)
             return
         values = tensor.values(reader.read, dtype, (at, at + rows) if piece.expert is None else None)

@@ -123,7 +123,7 @@ def _load_dense(checkpoint: Checkpoint, reader: Reader) -> PreTrainedModel:
     places = {name: part for name, part in _expert_modules(checkpoint.experts)}
     state = {tensor.name: Lazy(tensor, reader) for tensor in checkpoint.plan.dense}
     with quiet_transformers(), without_parameters({type(part) for part in places.values()}):  # its report of a faulty checkpoint is ours, below
-        model, told = type(like).from_pretrained(None, config=unquantized(checkpoint.config), state_dict=state, dtype=checkpoint.block.dtype,
+        model, told = type(like).from_pretrained(None, config=like.config, state_dict=state, dtype=checkpoint.block.dtype,
                                                  output_loading_info=True, ignore_mismatched_sizes=True)
     if told["mismatched_keys"]:
         name, came, wanted = sorted(told["mismatched_keys"])[0]
