@@ -127,7 +127,7 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
 def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequence[int], after: tuple[Event, ...] = ()) -> Event | None:
     """The CPU's share of `rows`."""
     device, loads = engine.device, rows.loads
-    experts = [e for e in experts if e in loads]
+    experts = _of_part(rows, experts)
     if not experts and not (device.host_runs_empty and engine.policy.uses_cpu):
         return None
     events.cpu_experts += len(experts)
@@ -188,16 +188,20 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
 
 def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], kind: str) -> None:
     """Runs slots once their copies are done."""
-    loads = rows.loads
-    experts = [e for e in experts if e in loads]
+    loads, experts = rows.loads, _of_part(rows, experts)
     if not experts:
         return
     slots = engine.slots[events.at.layer]
-    places = {e: slots.slot_of(e) for e in experts}
-    after = wait_for(*(slots[slot].written for slot in places.values()))
+    places = slots.places(experts)
+    after = wait_for(*slots.writing(experts))
     event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
     events.launches.append((len(experts), event))
     events.gpu_pairs += sum([loads[e] for e in experts])
+
+
+def _of_part(rows: Rows, experts: Sequence[int]) -> Sequence[int]:
+    """Those that a part of a long input has tokens for."""
+    return experts if rows.buffer is None else [e for e in experts if e in rows.loads]
 
 
 def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> Ticket | None:

@@ -7,6 +7,7 @@ event: the channel runs them in order; nor does a copy need one of the slot's re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,15 @@ class Slots:
 
     def slot_of(self, expert: int) -> int:
         return self._of[expert]
+
+    def places(self, experts: Iterable[int]) -> dict[int, int]:
+        """expert -> slot."""
+        of = self._of
+        return {e: of[e] for e in experts}
+
+    def writing(self, experts: Iterable[int]) -> list[Any]:
+        """The events of those copies of `experts` that have not been seen to land."""
+        return [self.slots[self._of[e]].written for e in experts if e in self._loading] if self._loading else []
 
     def __getitem__(self, slot: int) -> Slot:
         return self.slots[slot]
