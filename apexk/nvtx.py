@@ -15,7 +15,7 @@ A tool assigns GPU work to the ranges of the thread that launches it, so each th
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 try:
     import nvtx
@@ -40,7 +40,18 @@ PAYLOADS = {
     "host.ffn": "experts", "host.rows": "bytes",
 }  # fmt: skip
 
-NOTHING = nullcontext()
+
+
+class _Nothing:
+    """A range without a tool. Both methods are built-in functions, the second one of any arguments and with a false result: a
+    third of what `contextlib.nullcontext` costs."""
+
+    __slots__ = ()
+    __enter__ = staticmethod(bool)
+    __exit__ = staticmethod("".format)
+
+
+NOTHING = _Nothing()
 
 
 def message(kind: str, layer: int) -> str:
@@ -62,6 +73,8 @@ class Ranges:
             for layer in range(layers):
                 attributes = domain and domain.get_event_attributes(message(kind, layer), COLORS[kind], kind, 0)
                 made.append(NOTHING if attributes is None else _Range(domain, attributes))
+        if not self.active:
+            self.__class__ = _Silent
 
     @property
     def active(self) -> bool:
@@ -74,6 +87,16 @@ class Ranges:
         if made is not NOTHING:
             made.attributes.payload = payload
         return made
+
+
+_NOTHINGS = dict.fromkeys(COLORS, NOTHING)
+
+
+class _Silent(Ranges):
+    """Ranges that reach nobody: a step of 320 of them must cost less than 0.1 ms."""
+
+    def __call__(self, kind: str, layer: int, payload: int = 0) -> AbstractContextManager:
+        return _NOTHINGS[kind]
 
 
 class _Range:

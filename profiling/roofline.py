@@ -52,19 +52,26 @@ def draw(rows: list[dict], path: str | Path, device: str | None = None, *, dark:
     intensity = np.array([row["flops"] / row["bytes"] for row in points])
     speed = np.array([row["flops"] / row["p50_ns"] for row in points])
     low, high = intensity.min() / 1.6, intensity.max() * 1.6
-    _roofs(axes, look, roofs, low, high)
+    along = _roofs(axes, look, roofs, low, high)
     providers, ops = (list(dict.fromkeys(row[key] for row in points)) for key in ("provider", "op"))
-    for provider, color in zip(providers, look.series * 4, strict=False):
-        for op, marker in zip(ops, MARKERS * 4, strict=False):
-            chosen = [i for i, row in enumerate(points) if (row["provider"], row["op"]) == (provider, op)]
+    for i, provider in enumerate(providers):
+        color = look.series[i % len(look.series)]
+        for k, op in enumerate(ops):
+            marker = MARKERS[(k if len(ops) > 1 else i) % len(MARKERS)]
+            chosen = [n for n, row in enumerate(points) if (row["provider"], row["op"]) == (provider, op)]
             if chosen:
                 label = provider if len(ops) == 1 else f"{op}, {provider}"
                 axes.plot(intensity[chosen], speed[chosen], marker, color=color, markersize=6.5, alpha=0.85, markeredgewidth=0, label=label)
     axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="operations a byte that the task needs", ylabel="GFLOP/s")
     axes.set_ylim(speed.min() / 2, max([speed.max(), *(row["value"] for row in roofs if row["unit"] == "GFLOP/s")]) * 1.8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     plain(figure, axes, look, grid="both")
     legend(axes, look, loc="center left", bbox_to_anchor=(1.0, 0.5), handletextpad=0.3)
     figure.tight_layout(rect=(0, 0.03, 1, 0.945))
+    for words, (x, y) in along:  # only now is it known how steep a roof is on the page
+        (left, bottom), (right, top) = axes.transData.transform([(x, y), (2 * x, 2 * y)])
+        words.set_rotation(np.degrees(np.arctan2(top - bottom, right - left)))
     commits = ", ".join(sorted({(row["commit"] or "unknown")[:10] + ("+" if row["dirty"] else "") for row in points}))
     headline(figure, look, f"Kernel benchmarks under measured roofs: {device}", f"medians; commit {commits}", left=axes.get_position().x0)
     figure.savefig(path, facecolor=look.page)
@@ -72,8 +79,10 @@ def draw(rows: list[dict], path: str | Path, device: str | None = None, *, dark:
     return len(points)
 
 
-def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> None:
-    """Memory roofs rise with the intensity until the highest compute roof, which are level; each has its name on it."""
+def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> list:
+    """Memory roofs rise with the intensity until the highest compute roof, which are level; each has its name on it. Returns
+    the names that are still to be turned along their roofs, each with its place."""
+    along = []
     compute = [row for row in roofs if row["unit"] == "GFLOP/s"]
     ceiling = max([row["value"] for row in compute], default=np.inf)
     x = np.geomspace(low, high, 200)
@@ -86,7 +95,11 @@ def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> None:
             under = x[x * value <= ceiling * 1.0001]
             if len(under):
                 axes.plot(under, under * value, color=look.ink, linewidth=1.2, zorder=1)
-                axes.annotate(f"{name} {value:.1f} GB/s", (under[0], under[0] * value), (6, 4), textcoords="offset points", ha="left", va="bottom", fontsize=8, color=look.ink)
+                at = under[len(under) // 3]
+                words = axes.annotate(f"{name} {value:.1f} GB/s", (at, at * value), (-2, 4), textcoords="offset points", ha="left", va="bottom", fontsize=8,
+                                      color=look.ink, rotation_mode="anchor")  # fmt: skip
+                along.append((words, (at, at * value)))
+    return along
 
 
 def main(arguments: list[str] | None = None) -> int:

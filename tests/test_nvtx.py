@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import apexk
 from apexk import nvtx
+from apexk.device.virtual import VirtualDevice
 from apexk.nvtx import COLORS, LAYER, NOTHING, PAYLOADS, SUBMIT, Ranges
 from apexk.timeline.schema import KINDS, PHASES
 
@@ -68,6 +70,13 @@ def test_without_a_tool_a_range_is_nothing():
     assert ranges("plan", 1, payload=3) is NOTHING
     with ranges(LAYER, 0), ranges("plan", 0):
         pass
+
+
+def test_without_a_tool_the_engine_has_no_ranges(trained):
+    """What profiling costs a run that nobody profiles: nothing, the device is as it is."""
+    model, _ = trained()
+    with apexk.swap(model, apexk.ApexConfig(pool=4)) as handle:
+        assert type(handle.engine.device) is VirtualDevice
 
 
 def test_without_nvtx(monkeypatch):
