@@ -31,3 +31,9 @@ def fake_gpu(monkeypatch, **options):
         patch.setattr(gpu, "open_runtime", open_runtime)
         patch.setattr(gpu, "CudaDevice", OnFake)
         yield made
+
+
+def left(runtime):
+    """What was made on a runtime and not given back."""
+    counters = ("streams", "events", "registrations")
+    return {name: runtime.count(name) for name in counters if runtime.count(name)}

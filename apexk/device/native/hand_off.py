@@ -86,7 +86,7 @@ class HandOff:
         self._raise_for("waiting for the CPU", self._library.apexk_hand_off_join(self._handle, ticket, stream.handle, ctypes.byref(self._error)))
 
     def wait(self, ticket: int) -> Finished:
-        """Blocks the host until the job is done (an interrupt gets through); `HandOffError` where it failed."""
+        """Blocks the host until the job is done (an interrupt gets through); `HandOffError` where it failed and nobody was told yet."""
         while True:
             found = self._look(ticket, _SLICE_US)
             if found is not None:
@@ -112,10 +112,9 @@ class HandOff:
         if status == lib.NOT_DONE:
             return None
         if status == lib.WORKER:
-            worker = self._worker.value
-            self.check()  # tells of it, once
-            self._fail(ticket, worker)
-        self._raise_for(f"job {ticket}", status)
+            self.check()  # tells of it, once; its times are known all the same
+        else:
+            self._raise_for(f"job {ticket}", status)
         return Finished(self._start.value, self._end.value)
 
     def _fail(self, ticket: int, worker: int) -> None:
