@@ -39,6 +39,8 @@ bool poll(Clock::time_point until, Ready ready) {
 
 }  // namespace
 
+bool HandOff::Job::finished() const { return flags->results.load(std::memory_order_acquire) >= ticket; }
+
 HandOff::HandOff(const apexk_cuda_api &api, const apexk_cpu_queue &queue, bool by_flags, void *flags, uint64_t flags_device,
                  int depth, int max_experts, int *error)
     : api_(api), queue_(queue), by_flags_(by_flags), max_experts_(max_experts), jobs_(depth) {
@@ -81,10 +83,12 @@ apexk_transfer_status HandOff::submit(const apexk_ffn_call &call, apexk_stream r
   std::copy_n(call.experts, call.expert_count, job.experts.get());
   job.call.experts = job.experts.get();
   job.ticket = number;
+  starts_.fetch_add(1, std::memory_order_relaxed);
   *error = by_flags_ ? api_.stream_write_value64(rows, job.flags_device + offsetof(Flags, rows), number, 0)
                      : api_.launch_host_func(rows, &HandOff::start, &job);
   if (*error) {
     job.ticket = 0;
+    starts_.fetch_sub(1, std::memory_order_relaxed);
   } else {
     tickets_.store(number, std::memory_order_release);
     tickets_.notify_one();
@@ -144,7 +148,8 @@ bool HandOff::drain(int64_t timeout_us) {
     job.flags->results.store(job.ticket, std::memory_order_release);
     job.flags->results.notify_all();
   }
-  return all;
+  // a job may be done while the function that started it is still on its way out of the pool
+  return poll(until, [this] { return starts_.load(std::memory_order_acquire) == 0; }) && all;
 }
 
 HandOff::Job *HandOff::find(uint64_t ticket) {
@@ -168,15 +173,16 @@ void HandOff::serve() {
 
 void HandOff::start(void *user) {
   Job &job = *static_cast<Job *>(user);
+  HandOff &owner = *job.owner;
   job.start_ns = now_ns();
-  const apexk_cpu_queue queue = job.owner->queue_;  // once the job is finished it may be used again, and its owner be gone
   apexk_job *handle;
-  const apexk_status status = queue.submit(queue.pool, &job.call, &HandOff::finish, &job, &handle);
-  if (status == APEXK_OK) {
-    queue.release(handle);
+  const apexk_status status = owner.queue_.submit(owner.queue_.pool, &job.call, &HandOff::finish, &job, &handle);
+  if (status == APEXK_OK) {  // and perhaps done by now, and `job` in use for another
+    owner.queue_.release(handle);
   } else {
     finish(&job, status);
   }
+  owner.starts_.fetch_sub(1, std::memory_order_release);
 }
 
 void HandOff::finish(void *user, apexk_status status) {

@@ -45,7 +45,7 @@ class HandOff {
     apexk_status status = APEXK_OK;
     int64_t start_ns = 0, end_ns = 0;
 
-    bool finished() const { return flags->results.load(std::memory_order_acquire) >= ticket; }
+    bool finished() const;
   };
 
   Job *find(uint64_t ticket);
@@ -60,6 +60,7 @@ class HandOff {
   const int max_experts_;
   std::vector<Job> jobs_;  // ticket n uses the one at n % depth
   std::atomic<uint64_t> tickets_{0};  // given out; submissions come from one thread at a time
+  std::atomic<int> starts_{0};        // asked for and not returned from
   std::atomic<bool> stopping_{false};
   std::mutex failure_mutex_;
   uint64_t failed_ticket_ = 0;
