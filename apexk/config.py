@@ -49,6 +49,7 @@ class ApexConfig:
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
     arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
         results are then bitwise independent of policy and pool).
+    part_tokens: a longer input is planned and copied for once and computed in parts of this many tokens, which bounds the memory of its rows.
     threads: of the CPU kernels; None: as many as this process may use.
     timeline: path of the `timeline.jsonl` to write; None keeps none.
     popularity: `[layers][experts]` activation counts on a calibration text, for the first residents; None: evenly spread.
@@ -66,6 +67,7 @@ class ApexConfig:
     transfer: str = "copy_engine"
     hardware: str | Path = "a6000-paper"
     arithmetic: str = "reference"
+    part_tokens: int = 2048
     threads: int | None = None
     timeline: str | Path | None = None
     popularity: Sequence[Sequence[float]] | None = None
@@ -88,7 +90,7 @@ class ApexConfig:
         if self.transfer not in TRANSFERS:
             raise ValueError(f"transfer is {self.transfer!r}; there are {', '.join(TRANSFERS)}")
         parse(self.pool)
-        for name, lowest in (("threads", 1), ("seed", 0), ("context_tokens", 0)):
+        for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
                 raise ValueError(f"{name} is {value!r}; wanted a whole number >= {lowest}")

@@ -23,7 +23,7 @@ class EngineSettings:
     resident_first: bool = True  # resident slots run at once instead of waiting for the exact copies
     in_flight: str = "finish"  # the running speculative copy at a routing event: "finish" (if needed or over half done) | "abort"
     prefetch_protects: str = "predicted"  # residents that a prefetch may not evict: "predicted" | "in_use" (see `prefetch_candidates`)
-    part_tokens: int = 2048  # longer inputs are planned and copied for once, and computed in parts: bounds the rows' memory
+    part_tokens: int = 2048  # longer inputs are planned and copied for once, and computed in parts
 
 
 class Engine:

@@ -14,7 +14,6 @@ from apexk.store.capacity import Room
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
 
-PART_TOKENS = 2048  # of a long input, the engine's default
 OF_TOTAL = 0.05  # kept for torch's allocator, libraries and what the dense layers make
 
 
@@ -30,7 +29,7 @@ def room(model: nn.Module, experts: Experts, config: ApexConfig, runtime: CudaRu
     free, total = runtime.memory_info()
     dense = sum(t.nbytes for t in _dense(model, experts) if t.device != runtime.device)
     token = kv_bytes_per_token(model, experts.dtype)
-    rows = 2 * PART_TOKENS * experts.topk * experts.hidden * 4 + PART_TOKENS * experts.topk * experts.intermediate * experts.dtype.itemsize
+    rows = config.part_tokens * experts.topk * (2 * experts.hidden * 4 + experts.intermediate * experts.dtype.itemsize)
     return Room(free, {
         "rest of the model": dense,
         f"KV cache ({config.context_tokens} tokens x {token / 1024:.1f} KiB)": config.context_tokens * token,

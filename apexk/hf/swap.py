@@ -83,7 +83,7 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         if runtime is not None:
             store.pin(runtime)
             handle.placement = gpu.Placement(model, experts, runtime.device)
-        rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")))
+        rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")), config.part_tokens)
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)
         kind = ExpertsForward if experts.family.experts_only else BlockForward
         for layer in range(shape.layers):

@@ -1,6 +1,5 @@
 """Inputs that are run in parts: the same result as whole, whatever the policy, the pool and the size of a part."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -27,9 +26,8 @@ def test_parts_change_no_bit(model, ids, policy, device):
     for pool in (0, 2, 8) if device == "virtual" else (0,):
         found = []
         for part_tokens in (90, 89, 31, 7, 1):
-            config = apexk.ApexConfig(policy=policy, pool=pool, device=device, arithmetic="same")
-            with apexk.swap(model, config) as handle, torch.no_grad():
-                handle.engine.settings = dataclasses.replace(handle.engine.settings, part_tokens=part_tokens)
+            config = apexk.ApexConfig(policy=policy, pool=pool, device=device, arithmetic="same", part_tokens=part_tokens)
+            with apexk.swap(model, config), torch.no_grad():
                 found.append(model(input_ids=ids).logits)
         assert all(torch.equal(logits, found[0]) for logits in found)
     with torch.no_grad():
@@ -38,8 +36,7 @@ def test_parts_change_no_bit(model, ids, policy, device):
 
 
 def test_a_parts_rows_are_bounded_and_used_again(model, ids):
-    with apexk.swap(model, apexk.ApexConfig(policy="apex", pool=4)) as handle, torch.no_grad():
-        handle.engine.settings = dataclasses.replace(handle.engine.settings, part_tokens=8)
+    with apexk.swap(model, apexk.ApexConfig(policy="apex", pool=4, part_tokens=8)) as handle, torch.no_grad():
         model(input_ids=ids)
         buffers = dict(handle._device.halves._part_pairs)
         model(input_ids=ids)
