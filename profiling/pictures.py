@@ -19,6 +19,7 @@ from .style import headline, legend, plain, theme
 from .tables import MS, by_step
 
 SIZE = (10.0, 4.4)
+MOST_TOLD_APART = 64  # columns of a heat map
 
 
 def path_balance(recording: Recording, path: str | os.PathLike, *, dark: bool = False) -> bool:
@@ -78,7 +79,8 @@ def transfers(recording: Recording, path: str | os.PathLike, *, dark: bool = Fal
 
 
 def residency(recording: Recording, path: str | os.PathLike, *, dark: bool = False) -> bool:
-    """Share of the steps at whose routing an expert was in the pool: a row a layer, a column an expert."""
+    """Share of the steps at whose routing an expert was in the pool: a row a layer, a column an expert. More experts than can be told
+    apart are sorted in each layer, so that the row shows how many stay and how many come and go."""
     phase, _ = _main_phase(recording)
     seen, counts = defaultdict(int), defaultdict(lambda: defaultdict(int))
     most = -1
@@ -93,13 +95,17 @@ def residency(recording: Recording, path: str | os.PathLike, *, dark: bool = Fal
         return False
     look, layers = theme(dark), sorted(seen)
     share = np.array([[counts[layer][e] / seen[layer] for e in range(most + 1)] for layer in layers])
-    figure, axes = plt.subplots(figsize=(SIZE[0], min(7.5, 2.1 + 0.28 * len(layers))), dpi=150)
+    label = "expert"
+    if most >= MOST_TOLD_APART:
+        share, label = -np.sort(-share, axis=1), "experts of the layer, the most resident first"
+    height = min(7.5, 2.1 + 0.28 * len(layers))
+    figure, axes = plt.subplots(figsize=(SIZE[0], height), dpi=150)
     image = axes.imshow(share, aspect="auto", cmap=look.map, vmin=0, vmax=1, interpolation="nearest", extent=(-0.5, most + 0.5, len(layers) - 0.5, -0.5))
-    axes.set(xlabel="expert", ylabel="MoE layer")
+    axes.set(xlabel=label, ylabel="MoE layer")
     if len(layers) <= 12:
         axes.set_yticks(range(len(layers)), layers)
         axes.hlines(np.arange(len(layers) - 1) + 0.5, -0.5, most + 0.5, color=look.page, linewidth=1.5)
-    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015)
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=6 * height)
     bar.set_label("share of steps in the pool", color=look.ink, fontsize=8.5)
     bar.ax.tick_params(colors=look.faint, labelcolor=look.ink, labelsize=8, length=2)
     bar.outline.set_visible(False)
