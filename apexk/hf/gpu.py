@@ -10,6 +10,7 @@ from apexk.device.cuda import CudaDevice
 from apexk.device.gpu_kernels import ReferenceKernels, TritonKernels
 from apexk.device.runtime import CudaRuntime
 from apexk.hf.inspect import Experts
+from apexk.hf.kv import kv_bytes
 from apexk.store.capacity import Room
 from apexk.store.host_store import HostStore
 from apexk.timeline.writer import Timeline
@@ -28,26 +29,17 @@ def room(model: nn.Module, experts: Experts, config: ApexConfig, runtime: CudaRu
     """Free memory, and what an automatic pool leaves of it."""
     free, total = runtime.memory_info()
     dense = sum(t.nbytes for t in _dense(model, experts) if t.device != runtime.device)
-    token = kv_bytes_per_token(model, experts.dtype)
-    rows = config.part_tokens * experts.topk * (2 * experts.hidden * 4 + experts.intermediate * experts.dtype.itemsize)
     return Room(free, {
         "rest of the model": dense,
-        f"KV cache ({config.context_tokens} tokens x {token / 1024:.1f} KiB)": config.context_tokens * token,
-        "expert rows": rows,
+        f"KV cache ({config.context_tokens} tokens)": kv_bytes(model, experts, 1, config.context_tokens) if config.context_tokens else 0,
+        "expert rows": row_bytes(experts, config.part_tokens),
         "activations and libraries": round(OF_TOTAL * total),
     })  # fmt: skip
 
 
-def kv_bytes_per_token(model: nn.Module, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers that keep any, from the model's configuration."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    key = value = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if getattr(config, "kv_lora_rank", None):  # latent attention: the library caches keys and values of every head
-        heads, key, value = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    layers = sum("linear" not in kind for kind in kinds)
-    return layers * heads * (key + value) * dtype.itemsize
+def row_bytes(experts: Experts, tokens: int) -> int:
+    """What the expert rows of a part of an input take."""
+    return tokens * experts.topk * (2 * experts.hidden * 4 + experts.intermediate * experts.dtype.itemsize)
 
 
 def build(config: ApexConfig, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, experts: Experts) -> CudaDevice:

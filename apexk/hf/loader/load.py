@@ -54,9 +54,13 @@ class Checkpoint:
 
     @property
     def dense_bytes(self) -> int:
-        """Of the model's other parameters; tied ones count once."""
-        inside = {id(p) for layer in range(len(self.experts.blocks)) for p in self.experts.weights(layer).parameters()}
-        return sum(p.numel() * p.element_size() for p in self.model.parameters() if id(p) not in inside)
+        return dense_bytes(self.model, self.experts)
+
+
+def dense_bytes(model: PreTrainedModel, experts: Experts) -> int:
+    """Of the parameters that are no expert's; tied ones count once."""
+    inside = {id(p) for layer in range(len(experts.blocks)) for p in experts.weights(layer).parameters()}
+    return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in inside)
 
 
 def inspect(path: str | os.PathLike, *, dtype: torch.dtype | None = None, trust_remote_code: bool = False) -> Checkpoint:

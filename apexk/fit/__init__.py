@@ -1,0 +1,1 @@
+"""Whether and how a model fits this machine, before a weight is read."""
