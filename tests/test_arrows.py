@@ -32,6 +32,7 @@ ALLOWED = {
                   "apexk.hardware", "apexk.nvtx"},
     "apexk/hf/loader/": {"torch", "transformers", "tqdm", "apexk.config", "apexk.store", "apexk.hardware", "apexk.machine"},
     "apexk/machine/": set(),
+    "apexk/fit/": {"torch", "transformers", "apexk.config", "apexk.hf", "apexk.sim", "apexk.testing", "apexk.machine", "apexk.store", "apexk.hardware"},
     "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.hardware", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
     "apexk/sim/": {"numpy", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},

@@ -23,6 +23,8 @@ VERBS = {
     "trace": "generate, look at, import, convert and record routing traces",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
+    "fit": "whether and how a model fits this machine: memory, pool sizes, modelled speed; before a weight is read",
+    "doctor": "what this machine and installation have: versions, kernels, memory, limits, GPU, settings with their sources",
     "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",
 }
 DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3
@@ -47,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TypeError) as error:  # bad input, already worded for a person
         print(f"apexk {args.verb}: {error}", file=sys.stderr)
         return MISUSE
+    except MemoryError as error:
+        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        return LACKING
     except OSError as error:
         print(f"apexk {args.verb}: {error}", file=sys.stderr)
         return FAILED
