@@ -114,11 +114,12 @@ def run(options: argparse.Namespace) -> int:
         runs = {name: complete(recording, load(options.timeline)) for name, recording in runs.items()}
     phases = (options.phase,) if options.phase else PHASES
     sys.stdout.write(text(*runs.values(), phases, options.skip) if len(runs) == 1 else comparison(runs, phases, options.skip))
-    path, recording = list(runs.items())[-1]  # what is written is of the last run
+    path, recording = list(runs.items())[-1]  # what is written is of the last run, and JSON of all
     if options.csv:
         options.csv.write_text(to_csv(recording, phases, options.skip), encoding="utf-8")
     if options.json:
-        options.json.write_text(json.dumps(numbers(recording, phases, options.skip), indent=1) + "\n", encoding="utf-8")
+        found = {name: numbers(run, phases, options.skip) for name, run in runs.items()}
+        options.json.write_text(json.dumps(found[path] if len(found) == 1 else {"runs": found}, indent=1) + "\n", encoding="utf-8")
     if options.trace:
         from .chrome import write_trace
 

@@ -140,6 +140,16 @@ def test_native_threads_without_a_tool(built):
     assert lines == [] and printed == "0\n"
 
 
+HEADERS = [path.parents[1] for path in (*Path("/usr/local").glob("cuda*/include/nvtx3/nvToolsExt.h"), Path("/usr/include/nvtx3/nvToolsExt.h")) if path.exists()]
+
+
+@needs_compiler
+@pytest.mark.skipif(not HEADERS, reason="NVIDIA's NVTX headers are not installed")
+def test_native_layouts_are_nvidias():
+    source = ROOT / "tests" / "native" / "nvtx_layout.cpp"
+    subprocess.run(["g++", "-std=c++17", "-fsyntax-only", f"-I{HEADERS[0]}", f"-I{ROOT / 'profiling' / 'native'}", source], check=True)
+
+
 def test_native_words_are_the_same():
     text = (ROOT / "profiling" / "native" / "apexk_nvtx.h").read_text()
     names = text.split("NAMES[KINDS] = {")[1].split("}")[0].replace('"', "").split(", ")

@@ -152,8 +152,10 @@ def test_difference_of_two_runs(recording, tmp_path, capsys):
     assert [row["+cpu"] for row in layers] == pytest.approx([0, -0.4]) and layers[1]["cpu"] == pytest.approx(1.5)
     assert main([str(recording), str(other)]) == 0
     assert "decode: b against a" in capsys.readouterr().out
-    assert main([str(recording), str(other), str(recording)]) == 0
-    assert "steps" in capsys.readouterr().out
+    assert main([str(recording), str(other), str(recording), "--json", str(tmp_path / "all.json")]) == 0
+    assert "policy apex, pool 4" in capsys.readouterr().out
+    runs = json.loads((tmp_path / "all.json").read_text())["runs"]
+    assert [run["phases"]["decode"]["totals"]["paper_cpu_ms"] for run in runs.values()] == pytest.approx([1.8, 1.6])
 
 
 COSTS = st.lists(st.tuples(st.sampled_from(["copy.exact", "copy.spec", "gpu.resident", "gpu.arrived", "host.ffn", "host.rows", "attention"]),

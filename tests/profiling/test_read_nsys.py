@@ -135,6 +135,24 @@ def test_quirks(built):
     assert (line.n_exact, line.gpu_compute_ns) == (3, 560)
 
 
+def test_kernels_of_a_graph_belong_to_its_launch(built):
+    """They share the correlation of one cudaGraphLaunch; a text-file range (type 70) counts like a pushed one."""
+    path, file = built
+    file.domain()
+    file.range("decode", 0, 500, MAIN, 4, kind=70)
+    file.range("L00", 10, 490, MAIN, 4)
+    file.range("L00/route", 20, 30, MAIN, 1)
+    file.range("L00/gpu.resident", 40, 60, MAIN, 6)
+    launch = file.call(45, MAIN, "cudaGraphLaunch_v10000")
+    file.kernel(100, 150, launch)
+    file.kernel(170, 200, launch)
+    file.range("L00/combine", 70, 90, MAIN, 1)
+    file.kernel(200, 210, file.call(75, MAIN))
+    file.close()
+    (line,) = layer_lines(read_nsys(path).rows)
+    assert (line.gpu_compute_ns, line.n_resident, line.critical_ns, line.step) == (80, 6, 180, 4)
+
+
 def test_two_processes_with_the_same_correlations(built):
     path, file = built
     one_layer(file)
