@@ -17,6 +17,7 @@ _WHERE = {
     "UnsupportedModel": "apexk.hf.inspect",
     "load": "apexk.hf.loader.load",
     "popularity": "apexk.hf.popularity",
+    "register": "apexk.hf.implementation",
     "restore": "apexk.hf.swap",
     "swap": "apexk.hf.swap",
 }

@@ -85,33 +85,60 @@ def _lfm2_bias(block: nn.Module) -> tuple:
     return (block.expert_bias if block.use_expert_bias else None,)
 
 
-def _expert_bias(block: nn.Module) -> tuple:
-    return (block.expert_bias,)
-
-
 def _correction_bias(block: nn.Module) -> tuple:
     return (block.e_score_correction_bias,)
 
 
+_SHARED = {"shared": "shared_experts"}
 _GATED_SHARED = {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
 
 #: model type -> row
 FAMILIES = {
+    "aria_text": Family("AriaTextMoELayer", router="router", **_SHARED),
+    "axk2": Family("AXK2MoE", **_SHARED),
+    "bailing_hybrid": Family("BailingHybridMoE", **_SHARED),
     "dbrx": Family("DbrxFFN", router="router", routing=dbrx_routing, layout=FLAT),
-    "deepseek_v2": Family("DeepseekV2Moe", shared="shared_experts"),
-    "deepseek_v3": Family("DeepseekV3MoE", shared="shared_experts"),
-    "dots1": Family("Dots1MoE", shared="shared_experts"),
-    "ernie4_5_moe": Family("Ernie4_5_MoeSparseMoeBlock", shared="shared_experts"),
-    "glm4_moe": Family("Glm4MoeMoE", shared="shared_experts"),
+    "deepseek_ocr2_text": Family("DeepseekOcr2TextMoe", **_SHARED),
+    "deepseek_v2": Family("DeepseekV2Moe", **_SHARED),
+    "deepseek_v3": Family("DeepseekV3MoE", **_SHARED),
+    "deepseek_v32": Family("DeepseekV32MoE", **_SHARED),
+    # their routers see another normalisation of the hidden states than their experts do
+    "diffusion_gemma_text": Family("DiffusionGemmaEncoderTextLayer", router=None, experts_only=True),
+    "dots1": Family("Dots1MoE", **_SHARED),
+    "dots3_note_text": Family("Dots3NoteTextMoE", **_SHARED),
+    "ernie4_5_moe": Family("Ernie4_5_MoeSparseMoeBlock", **_SHARED),
+    "exaone_moe": Family("ExaoneMoeSparseMoEBlock", **_SHARED),
+    "flex_olmo": Family("FlexOlmoSparseMoeBlock"),
+    "flint": Family("FlintSparseMoeBlock", shared="shared_expert"),
+    "gemma4_text": Family("Gemma4TextDecoderLayer", router=None, experts_only=True),
+    "glm4_moe": Family("Glm4MoeMoE", **_SHARED),
+    "glm4_moe_lite": Family("Glm4MoeLiteMoE", **_SHARED),
+    "glm4v_moe_text": Family("Glm4vMoeTextMoE", **_SHARED),
+    "glm5_next_text": Family("Glm5NextTextMoE", **_SHARED),
+    "glm_moe_dsa": Family("GlmMoeDsaMoE", **_SHARED),
     "gpt_oss": Family("GptOssMLP", router="router", returns="weights"),
     "granitemoe": Family("GraniteMoeMoE", router="router"),
+    "granitemoe_swa": Family("GraniteMoeSWAMoE", router="router"),
+    "granitemoehybrid": Family("GraniteMoeHybridMoE", router="router"),
+    "granitemoeshared": Family("GraniteMoeSharedMoE", router="router"),
     "hunyuan_v1_moe": Family("HunYuanMoEV1Moe", shared="shared_mlp"),
+    "hy_v4": Family("HYV4MoE", **_SHARED),
+    "hy_v4_vl_text": Family("HYV4VLMoE", **_SHARED),
+    "inkling2_loop_text": Family("Inkling2LoopSparseMoeBlock"),
+    "inkling2_text": Family("Inkling2SparseMoeBlock"),
     "jamba": Family("JambaSparseMoeBlock", router="router"),
+    "kimi_linear": Family("KimiLinearMoE", **_SHARED),
+    "kolibri1": Family("Kolibri1SparseMoeBlock", **_SHARED),
+    "lara_mini": Family("LaraMiniSparseMoeBlock", shared="shared_expert"),
     "lfm2_moe": Family("Lfm2MoeSparseMoeBlock", router_arguments=_lfm2_bias),
     "llama4_text": Family("Llama4TextMoe", router="router", routing=llama4_routing, shared="shared_expert",
                           layout=usual(transposed=True), weight_on_input=True, returns="logits"),
+    "mellum": Family("MellumSparseMoeBlock"),
+    "mimo_v2_flash": Family("MiMoV2FlashMoE"),
     "minimax": Family("MiniMaxSparseMoeBlock"),
     "minimax_m2": Family("MiniMaxM2SparseMoeBlock", router_arguments=_correction_bias),
+    "mistral4": Family("Mistral4MoE", **_SHARED),
+    "mistral_large4_text": Family("MistralLarge4TextMoE", **_SHARED),
     "mixtral": Family("MixtralSparseMoeBlock"),
     "olmoe": Family("OlmoeSparseMoeBlock"),
     "phimoe": Family("PhimoeSparseMoeBlock", router="router"),
@@ -119,4 +146,10 @@ FAMILIES = {
     "qwen3_5_moe_text": Family("Qwen3_5MoeSparseMoeBlock", **_GATED_SHARED),
     "qwen3_moe": Family("Qwen3MoeSparseMoeBlock"),
     "qwen3_next": Family("Qwen3NextSparseMoeBlock", **_GATED_SHARED),
+    "qwen3_omni_moe_talker_text": Family("Qwen3OmniMoeTalkerTextSparseMoeBlock", **_GATED_SHARED),
+    "qwen3_omni_moe_text": Family("Qwen3OmniMoeThinkerTextSparseMoeBlock"),
+    "qwen3_vl_moe_text": Family("Qwen3VLMoeTextSparseMoeBlock"),
+    "qwen4_exp_text": Family("Qwen4ExpTextSparseMoeBlock", **_GATED_SHARED),
+    "solar_open": Family("SolarOpenMoE", **_SHARED),
+    "unlimited_ocr_text": Family("UnlimitedOcrTextMoe", **_SHARED),
 }  # fmt: skip

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from apexk.hf.families import FAMILIES, Family, Routed
+from apexk.hf.implementation import NAME, asked_for
 from apexk.hf.layouts import Layout
 from apexk.kernels.triton.reference import ACTIVATIONS, activation_ref
 from apexk.store.block import DTYPES
 
-IMPLEMENTATION = "apexk"  # the name in the library's registry of experts implementations
 log = logging.getLogger("apexk")
 
 
@@ -67,8 +67,10 @@ def find_experts(model: nn.Module) -> Experts:
     found = [(name, block) for name, block in found if getattr(block, family.experts, None) is not None]
     if not found:
         raise UnsupportedModel(f"{what} has no {family.block}: every layer of this {model_type} is dense")
-    if any(getattr(getattr(getattr(block, family.experts), "config", None), "_experts_implementation", None) == IMPLEMENTATION for _, block in found):
+    if any(asked_for(getattr(block, family.experts)) for _, block in found):
         family = replace(family, experts_only=True)
+    elif getattr(config, "_experts_implementation", None) == NAME:
+        log.warning("%s: experts_implementation %r did not take, since its experts are not on the library's interface; its blocks are replaced", what, NAME)
     _check_unshared(family, found)
     shapes = {name: _check_block(family, name, block) for name, block in found}
     if len(set(shapes.values())) > 1:
@@ -86,33 +88,33 @@ def generic(model: nn.Module, model_type: str | None) -> Family:
     sparse = any("experts" in name.split(".") for name, _ in model.named_modules())
     if not sparse:
         raise UnsupportedModel(f"{what} is dense: it has no experts; {_known()}")
-    found = {(type(block).__name__, name): block for block in model.modules() for name, child in block.named_children()
-             if hasattr(child, "is_transposed") and hasattr(child, "has_gate")}
+    found: dict[tuple[str, str], list[nn.Module]] = {}
+    for block in model.modules():
+        for name, child in block.named_children():
+            if hasattr(child, "is_transposed") and hasattr(child, "has_gate"):
+                found.setdefault((type(block).__name__, name), []).append(block)
     if not found:
         raise UnsupportedModel(f"{what} is a Mixture-of-Experts family that apexk does not know, and its experts are not on the "
                                f"library's experts interface; {_known()}")
     if len(found) > 1:
         raise UnsupportedModel(f"{what} has experts of several kinds: {', '.join(block for block, _ in found)}; apexk swaps one")
-    (block, experts), first = next(iter(found.items()))
+    (block, experts), blocks = next(iter(found.items()))
     family = Family(block, router=None, experts=experts, experts_only=True)
-    return replace(family, router=_callable_router(first, family))
+    return replace(family, router=next((name for name in ("gate", "router") if all(_routes(b, name, experts) for b in blocks)), None))
 
 
-def _callable_router(block: nn.Module, family: Family) -> str | None:
-    """The block's router, if it can be called with x alone, as for a prediction; found by calling it."""
-    down = getattr(getattr(block, family.experts), "down_proj", None)
-    for name in ("gate", "router"):
-        router = getattr(block, name, None)
-        if isinstance(router, nn.Module) and down is not None and down.ndim == 3:
-            hidden = down.shape[2] if getattr(block, family.experts).is_transposed else down.shape[1]
-            try:
-                with torch.no_grad():
-                    _, weights, ids = router.forward(torch.zeros(1, hidden, dtype=down.dtype))
-            except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-                continue  # wants more than x, or something else than the experts' input
-            if ids.shape == weights.shape and not ids.is_floating_point() and ids.ndim == 2:
-                return name
-    return None
+def _routes(block: nn.Module, name: str, experts: str) -> bool:
+    """Whether a router can be called with x alone, as for a prediction; found by calling it."""
+    router, down = getattr(block, name, None), getattr(getattr(block, experts), "down_proj", None)
+    if not isinstance(router, nn.Module) or down is None or down.ndim != 3:
+        return False
+    hidden = down.shape[2] if getattr(block, experts).is_transposed else down.shape[1]
+    try:
+        with torch.no_grad():
+            _, weights, ids = router.forward(torch.zeros(1, hidden, dtype=down.dtype))
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return False  # wants more than x, or something else than the experts' input
+    return ids.shape == weights.shape and not ids.is_floating_point() and ids.ndim == 2
 
 
 def _topk(family: Family, block: nn.Module, config) -> int:
@@ -193,4 +195,4 @@ def _activation(name: str, weights: nn.Module) -> str:
         for activation in ACTIVATIONS:
             if values.shape == gate.shape and torch.allclose(values, activation_ref(gate, up, activation), rtol=1e-6, atol=1e-9):
                 return activation
-    raise UnsupportedModel(f"{name}: experts apply {act if act is not None else 'an unknown activation'}; supported: {', '.join(ACTIVATIONS)}")
+    raise UnsupportedModel(f"{name}: experts apply {str(act).split('(')[0] if act is not None else 'an unknown activation'}; supported: {', '.join(ACTIVATIONS)}")
