@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from apexk.timeline import Recording
 
-from .layers import layer_lines
+from .layers import lines_of
 
 PROCESS = 1
 LANES = {"gpu": "GPU", "side": "GPU, predictor", "h2d": "copy channel", "cpu": "CPU workers", "host": "host thread"}
@@ -33,7 +33,7 @@ def write_trace(recording: Recording, path: str | os.PathLike) -> None:
 def trace(recording: Recording) -> dict:
     """The trace as JSON values; ts and dur in microseconds."""
     lanes: dict[str, list[tuple[int, int, dict]]] = defaultdict(list)
-    for line in layer_lines(recording.rows):
+    for line in lines_of(recording):
         args = {"step": line.step, "phase": line.phase, "window_ms": line.critical_ns / 1e6, "last": line.last, "exact": line.n_exact, "cpu_experts": line.n_cpu}
         lanes["layers"].append((line.start_ns, line.end_ns, {"name": f"L{line.layer:02d}", "cat": "layer", "args": args}))
     slices = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apexk.timeline import Recording
 
-from .layers import layer_lines
+from .layers import lines_of
 
 IDLE_SHARE, OVERHEAD_SHARE, USED_SHARE = 0.05, 0.02, 0.3  # below these nothing is said
 LEAST_SPECULATIVE = 20  # copies, before their use says anything
@@ -14,7 +14,7 @@ MS = 1e6
 
 def findings(recording: Recording) -> list[str]:
     """One sentence each, the costly ones first."""
-    lines = layer_lines(recording.rows)
+    lines = lines_of(recording)
     windows = sum(line.critical_ns for line in lines)
     seen = recording.header.get("profile", {})
     found = []

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from apexk.timeline import Recording
+
 from .intervals import Set, intersect, length, subtract, union
 
 LANES = {"gpu": "gpu_busy", "h2d": "channel_busy", "cpu": "cpu_busy"}
@@ -68,6 +70,14 @@ class LayerLine:
 
 
 COLUMNS = tuple(field.name for field in fields(LayerLine))
+
+
+def lines_of(recording: Recording) -> list[LayerLine]:
+    """`layer_lines` of a run, kept beside its rows: every table and picture begins with them."""
+    kept = vars(recording)  # a frozen dataclass; its rows do not change
+    if "_lines" not in kept:
+        kept["_lines"] = layer_lines(recording.rows)
+    return kept["_lines"]
 
 
 def layer_lines(rows: Iterable[dict]) -> list[LayerLine]:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from apexk.timeline import Recording
 
-from .layers import LayerLine, layer_lines
+from .layers import LayerLine, lines_of
 from .style import headline, legend, plain, theme
 from .tables import MS, by_step
 
@@ -145,7 +145,7 @@ PICTURES: dict[str, Callable] = {"path_balance": path_balance, "transfers": tran
 
 def _main_phase(recording: Recording) -> tuple[str, list[list[LayerLine]]]:
     """Decode where there is any."""
-    lines = layer_lines(recording.rows)
+    lines = lines_of(recording)
     return next(((phase, groups) for phase in ("decode", "prefill") if (groups := by_step(lines, phase, 0))), ("decode", []))
 
 

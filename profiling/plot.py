@@ -21,7 +21,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from apexk.timeline import Recording
 
-from .layers import LayerLine, layer_lines
+from .layers import LayerLine, lines_of
 from .load import load
 from .style import STYLE, Theme, theme
 from .tables import MS
@@ -63,7 +63,7 @@ def layer_timeline(
     """
     recording = source if isinstance(source, Recording) else load(source)
     look = theme(dark)
-    lines = layer_lines(recording.rows)
+    lines = lines_of(recording)
     if not lines:
         raise ValueError("no complete layer to draw")
     shown = _select(lines, steps, layers)

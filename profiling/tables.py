@@ -10,7 +10,7 @@ from statistics import fmean
 from apexk.timeline import Recording
 
 from .intervals import intersect, length, union
-from .layers import COLUMNS, LANES, LayerLine, layer_lines
+from .layers import COLUMNS, LANES, LayerLine, lines_of
 
 MS = 1e6  # ns in a ms
 PHASES = ("prefill", "decode")
@@ -24,7 +24,7 @@ def phase_totals(recording: Recording, phase: str, skip: int = 0) -> dict | None
     `busy` shares are of the steps' whole time. `paper_critical_ms` is the larger of the two *average* paths, as the
     paper states its numbers; `window_ms` is the average of the layers' own windows.
     """
-    groups = by_step(layer_lines(recording.rows), phase, skip)
+    groups = by_step(lines_of(recording), phase, skip)
     if not groups:
         return None
     lines = [line for group in groups for line in group]
@@ -68,7 +68,7 @@ def phase_totals(recording: Recording, phase: str, skip: int = 0) -> dict | None
 def layer_table(recording: Recording, phase: str, skip: int = 0) -> list[dict]:
     """One row a layer: averages over the phase's steps; times in ms."""
     groups: dict[int, list[LayerLine]] = defaultdict(list)
-    for group in by_step(layer_lines(recording.rows), phase, skip):
+    for group in by_step(lines_of(recording), phase, skip):
         for line in group:
             groups[line.layer].append(line)
     return [
@@ -110,7 +110,7 @@ def differences(before: Recording, after: Recording, phase: str, skip: int = 0) 
 
 def to_csv(recording: Recording, phases=PHASES, skip: int = 0) -> str:
     """Every line of every layer and step, times in ns; an empty cell is a thing that did not happen or is not known."""
-    lines = layer_lines(recording.rows)
+    lines = lines_of(recording)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*COLUMNS, *PAPER])

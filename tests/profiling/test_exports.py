@@ -109,7 +109,7 @@ def test_pictures_without_data_are_left_out(recorded, tmp_path):
 
 def test_report_writes_what_is_asked_for(recorded, tmp_path):
     _, path = recorded
-    asked = {"--csv": "a.csv", "--json": "a.json", "--trace": "t.json", "--html": "a.html", "--plots": "pictures"}
+    asked = {"--csv": "a.csv", "--json": "a.json", "--trace": "t.json", "--plots": "pictures"}
     assert main(["report", str(path), *(word for name, value in asked.items() for word in (name, str(tmp_path / value)))]) == 0
     assert all((tmp_path / name).exists() for name in asked.values())
     assert json.loads((tmp_path / "a.json").read_text())["findings"] == []
