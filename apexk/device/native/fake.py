@@ -41,7 +41,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_fake_fail": (None, [c_int32, c_int32, c_int32]),
     "apexk_fake_count": (c_int64, [c_int32]),
     "apexk_fake_stream_create": (c_int32, [POINTER(c_void_p)]),
-    "apexk_fake_event_elapsed": (c_int32, [c_void_p, c_void_p, POINTER(c_int64)]),
+    "apexk_fake_event_ns": (c_int32, [c_void_p, POINTER(c_int64)]),
     "apexk_fake_launch": (c_int32, [c_void_p, HOST_FUNCTION, c_void_p]),
     "apexk_fake_malloc": (c_int32, [POINTER(c_void_p), c_uint64]),
     "apexk_fake_malloc_host": (c_int32, [POINTER(c_void_p), c_uint64]),
@@ -150,9 +150,13 @@ class FakeCuda(CudaRuntime):
         self._check("cudaStreamSynchronize", self._stream_synchronize(stream.handle))
 
     def elapsed_ms(self, start: Event, end: Event) -> float:
+        return (self.event_ns(end) - self.event_ns(start)) / 1e6
+
+    def event_ns(self, event: Event) -> int:
+        """When the event's latest record was done, in ns of `time.perf_counter_ns`."""
         ns = c_int64()
-        self._check("cudaEventElapsedTime", self._library.apexk_fake_event_elapsed(start.handle, end.handle, byref(ns)))
-        return ns.value / 1e6
+        self._check("cudaEventElapsedTime", self._library.apexk_fake_event_ns(event.handle, byref(ns)))
+        return ns.value
 
     def empty_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return self._empty("cudaMalloc", self._library.apexk_fake_malloc, shape, dtype)

@@ -46,7 +46,7 @@ class Channel {
   const uint64_t piece_bytes_;
   const size_t capacity_;
 
-  std::mutex mutex_;  // guards all that follows, and the order of issue
+  std::mutex mutex_;  // guards all that follows
   std::condition_variable news_;
   std::vector<apexk_copy> queue_;  // the last one is next
   std::vector<int64_t> landed_, failed_;

@@ -266,17 +266,13 @@ APEXK_EXPORT int apexk_fake_stream_query(apexk_stream stream) {
   return result(of(stream)->idle() ? kOk : kNotReady);
 }
 
-APEXK_EXPORT int apexk_fake_event_elapsed(apexk_event start, apexk_event end, int64_t *ns) {
-  int64_t at[2];
-  for (int i = 0; i < 2; i++) {
-    Event *event = of(i ? end : start);
-    if (!event) return result(kInvalidHandle);
-    std::lock_guard lock(event->mutex);
-    if (event->done != event->asked) return result(kNotReady);
-    if (!event->asked) return result(kInvalidHandle);
-    at[i] = event->ns;
-  }
-  *ns = at[1] - at[0];
+APEXK_EXPORT int apexk_fake_event_ns(apexk_event handle, int64_t *ns) {
+  Event *event = of(handle);
+  if (!event) return result(kInvalidHandle);
+  std::lock_guard lock(event->mutex);
+  if (event->done != event->asked) return result(kNotReady);
+  if (!event->asked) return result(kInvalidHandle);
+  *ns = event->ns;
   return kOk;
 }
 

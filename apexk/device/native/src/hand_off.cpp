@@ -70,7 +70,7 @@ HandOff::~HandOff() {
 void HandOff::end_thread() {
   if (!thread_.joinable()) return;
   stopping_.store(true, std::memory_order_relaxed);
-  tickets_.store(UINT64_MAX, std::memory_order_release);
+  tickets_.store(UINT64_MAX, std::memory_order_relaxed);
   tickets_.notify_one();
   thread_.join();
 }
@@ -90,7 +90,7 @@ apexk_transfer_status HandOff::submit(const apexk_ffn_call &call, apexk_stream r
     job.ticket = 0;
     starts_.fetch_sub(1, std::memory_order_relaxed);
   } else {
-    tickets_.store(number, std::memory_order_release);
+    tickets_.store(number, std::memory_order_relaxed);  // the rows' flag orders what the thread reads of the job
     tickets_.notify_one();
     if (!by_flags_) *error = api_.event_record(job.started, rows);  // failed: the job runs, but nobody can join it
   }
@@ -145,8 +145,7 @@ bool HandOff::drain(int64_t timeout_us) {
     const bool done = poll(until, [&job] { return job.finished() && !job.joining.load(std::memory_order_acquire); });
     if (done) continue;
     all = false;
-    job.flags->results.store(job.ticket, std::memory_order_release);
-    job.flags->results.notify_all();
+    job.flags->results.store(job.ticket, std::memory_order_relaxed);
   }
   // a job may be done while the function that started it is still on its way out of the pool
   return poll(until, [this] { return starts_.load(std::memory_order_acquire) == 0; }) && all;
