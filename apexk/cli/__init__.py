@@ -16,6 +16,10 @@ import apexk
 #: verb -> what it does; the verb's module is `apexk.cli.<verb>` with `add_arguments(parser)` and `run(args) -> int`
 VERBS = {
     "demo": "generate with a small trained MoE, plain and swapped, and show the modelled timeline",
+    "run": "generate text with a swapped model: prompts from arguments, a file or stdin",
+    "chat": "talk with a swapped model in a terminal",
+    "serve": "an OpenAI-compatible server: transformers serve with a swapped model",
+    "bench": "time to first token, prefill and decode speed, apexk beside the plain library",
     "policies": "list the policies: source, lossless or not, what each may do",
     "simulate": "run policies over routing traces on modelled hardware, without a model",
     "paper": "the Apex paper's figures and tables, ours beside the paper's",
@@ -23,6 +27,7 @@ VERBS = {
     "trace": "generate, look at, import, convert and record routing traces",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
+    "overhead": "what apexk itself costs on this host: deciding, launching, hand-over, transfer set-up",
     "fit": "whether and how a model fits this machine: memory, pool sizes, modelled speed; before a weight is read",
     "doctor": "what this machine and installation have: versions, kernels, memory, limits, GPU, settings with their sources",
     "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",

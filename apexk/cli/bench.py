@@ -1,0 +1,125 @@
+"""`apexk bench`: time to first token, prefill and decode speed, apexk beside the plain library."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+
+from apexk.cli import DONE, LACKING
+from apexk.cli.progress import table
+
+MODELLED = "modelled"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="demo", help="a checkpoint's folder, demo (default), or random:SHAPE such as random:qwen3.5-35b-a3b")
+    parser.add_argument("--layers", type=int, help="sparse layers of a random model (default: all)")
+    parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the model's own)")
+    parser.add_argument("--batch", default="1", help="batch sizes, comma-separated (default: 1)")
+    parser.add_argument("--prompt", default="128", help="prompt lengths in tokens, comma-separated (default: 128)")
+    parser.add_argument("--tokens", type=int, default=32, help="decode steps (default: 32)")
+    parser.add_argument("--repeats", type=int, default=3, help="turns; each runs every arm once after a warm-up (default: 3)")
+    parser.add_argument("--beams", type=int, default=1, help="rows for each prompt, as in beam search (default: 1)")
+    parser.add_argument("--throughput", action="store_true", help="double the batch until memory ends or nothing is gained")
+    parser.add_argument("--workload", type=Path, help="prompts: .txt, .jsonl, .csv or .parquet, MMLU's layouts included, or a folder of them")
+    parser.add_argument("--policies", default="apex", help="comma-separated (default: apex)")
+    parser.add_argument("--pools", default="auto", help="expert slots per layer, comma-separated (default: auto)")
+    parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
+    parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
+    parser.add_argument("--plain", default="", help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
+    parser.add_argument("--threads", type=int, help="of the CPU kernels and of torch (default: all that this process may use)")
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and random prompts (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write everything here")
+    parser.add_argument("--csv", type=Path, metavar="OUT", help="also write the rows here")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from apexk.bench.arms import arms
+    from apexk.bench.bench import Plan, bench, throughput
+    from apexk.bench.source import open_model
+    from apexk.bench.workload import MissingPackage, read_prompts
+    from apexk.config import ApexConfig
+    from apexk.hardware import load as load_hardware
+
+    def say(text: str) -> None:
+        print(f"bench: {text}", file=sys.stderr, flush=True)
+
+    words = [word.strip() for word in args.policies.split(",") if word.strip()]
+    if not words:
+        raise ValueError("--policies names none")
+    load_hardware(args.hardware)
+    config = ApexConfig(device=args.device, hardware=args.hardware, threads=args.threads)
+    chosen = arms(config, words, pools(args.pools), [word.strip() for word in args.plain.split(",") if word.strip()])
+    try:
+        prompts = read_prompts(args.workload) if args.workload else None
+    except MissingPackage as error:
+        print(f"apexk bench: {error}", file=sys.stderr)
+        return LACKING
+    plan = Plan(numbers("--batch", args.batch), numbers("--prompt", args.prompt), args.tokens, args.repeats, args.beams, args.seed, prompts)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    source = open_model(args.model, dtype=args.dtype, layers=args.layers, seed=args.seed)
+    result = (throughput if args.throughput else bench)(source, chosen, plan, say)
+    result["command"] = " ".join(["apexk", *sys.argv[1:]])
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    if args.csv:
+        _write_csv(args.csv, result["rows"])
+    print(show(result))
+    return DONE
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """A comma-separated list of whole numbers."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} is {text!r}; wanted whole numbers, comma-separated") from None
+
+
+def pools(text: str) -> list:
+    """Slots per layer: numbers, auto, or whatever `ApexConfig` takes."""
+    found = []
+    for word in (w.strip() for w in text.split(",")):
+        found.append(None if word == "auto" else int(word) if word.lstrip("-").isdigit() else word)
+    return found
+
+
+def show(result: dict) -> str:
+    """The table, the ratio to the first plain arm of the same workload, and how to read it."""
+    rows = [["batch", "prompt", "arm", "TTFT ms", "prefill tok/s", "TPOT ms", "p90", "decode tok/s", ""]]
+    for row in result["rows"]:
+        tpot = row["tpot_ms"] or {}
+        note = MODELLED if row["modelled"] else "measured"
+        rows.append([str(row["batch"]), str(row["prompt_length"]), row["arm"], _number(row["ttft_ms"]["p50"]), _number(row["prefill_tokens_per_s"]),
+                     _number(tpot.get("p50")), _number(tpot.get("p90")), _number(row["decode_tokens_per_s"]), note + (", best batch" if row.get("best") else "")])
+    lines = [table(rows), ""]
+    modelled = sorted({row["hardware"] for row in result["rows"] if row["modelled"]})
+    if modelled:
+        lines.append(f"modelled: on hardware {', '.join(modelled)}, timed as if each expert were that file's; not measured")
+    if result["random_weights"]:
+        lines.append("random weights: routing is almost uniform, unlike a trained model's")
+    lines += [f"{name}: left out, {why}" for name, why in result["skipped"].items()]
+    lines.append(f"{result['model']}, {result['dtype']}, {result['repeats']} turns of all arms, {result['new_tokens']} steps, the same tokens for every arm; medians")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def _write_csv(path: Path, rows: list[dict]) -> None:
+    flat = []
+    for row in rows:
+        flat.append({name: value for name, value in row.items() if not isinstance(value, dict)}
+                    | {f"{key}_{p}": v for key in ("ttft_ms", "tpot_ms") for p, v in (row[key] or {}).items()})
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, names)
+        writer.writeheader()
+        writer.writerows(flat)

@@ -1,0 +1,64 @@
+"""`apexk chat`: a conversation in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from apexk.cli import DONE
+
+HELP = "an empty line or Ctrl-D ends; /clear forgets the conversation; /stats tells what ran"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from apexk.bench.session import add_arguments as shared
+
+    shared(parser)
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens an answer (default: 256)")
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
+
+
+def run(args: argparse.Namespace) -> int:
+    from apexk.bench.session import config_of, open_session
+
+    if args.tokens < 1:
+        raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
+    config_of(args)
+    session = open_session(args)
+    templated = session.source.tokenizer is not None and session.source.tokenizer.chat_template is not None
+    if not templated:
+        print(f"chat: {session.source.name} has no chat template: each line is continued as it is", file=sys.stderr)
+    print(f"chat: {HELP}", file=sys.stderr)
+    first = [{"role": "system", "content": args.system}] if args.system else []
+    messages = list(first)
+    with session.handle as handle:
+        while (line := _ask()).strip():
+            if line.strip() == "/clear":
+                messages = list(first)
+                continue
+            if line.strip() == "/stats":
+                print(handle.summary()["decode"], file=sys.stderr)
+                continue
+            messages.append({"role": "user", "content": line})
+            answer = ""
+            try:
+                for piece in session.stream(session.conversation(messages) if templated else line, args.tokens, do_sample=args.sample):
+                    print(piece, end="", flush=True)
+                    answer += piece
+            except ValueError as error:  # too long for the context: the conversation goes on without this line
+                print(f"chat: {error}", file=sys.stderr)
+                messages.pop()
+                continue
+            except KeyboardInterrupt:
+                print(" [stopped]", file=sys.stderr)
+            print()
+            messages.append({"role": "assistant", "content": answer})
+    return DONE
+
+
+def _ask() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""

@@ -1,0 +1,108 @@
+"""`apexk run`: text from a swapped model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from apexk.cli import DONE, LACKING
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from apexk.bench.session import add_arguments as shared
+
+    parser.add_argument("prompt", nargs="*", help="prompts; - reads one a line from stdin (default without --file)")
+    parser.add_argument("--file", type=Path, help="prompts: .txt, .jsonl, .csv or .parquet, MMLU's layouts included")
+    shared(parser)
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
+    parser.add_argument("--batch", type=int, default=8, help="prompts at once (default: 8)")
+    parser.add_argument("--chat", action="store_true", help="use the model's chat template")
+    parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
+    parser.add_argument("--temperature", type=float, default=1.0, help="with --sample (default: 1.0)")
+    parser.add_argument("--seed", type=int, default=0, help="with --sample (default: 0)")
+    parser.add_argument("--trace", type=Path, metavar="OUT", help="record the routing into a .trace.npz")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write prompts, answers and sums here")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from apexk.bench.session import config_of, open_session
+    from apexk.bench.workload import MissingPackage
+
+    if args.batch < 1:
+        raise ValueError(f"--batch is {args.batch}; wanted at least 1")
+    if args.tokens < 1:
+        raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
+    if args.temperature <= 0:
+        raise ValueError(f"--temperature is {args.temperature}; wanted more than 0")
+    config_of(args)  # refused before a model is read
+    try:
+        prompts = _prompts(args)
+    except MissingPackage as error:
+        print(f"apexk run: {error}", file=sys.stderr)
+        return LACKING
+    how = {"do_sample": True, "temperature": args.temperature} if args.sample else {"do_sample": False}
+    torch.manual_seed(args.seed)
+    session = open_session(args)
+    recorder = _record(args, session, prompts)
+    with session.handle as handle:
+        texts, answers = session.texts(prompts, args.chat), []
+        if len(texts) == 1:
+            pieces = []
+            for piece in session.stream(texts[0], args.tokens, **how):
+                print(piece, end="", flush=True)
+                pieces.append(piece)
+            print()
+            answers.append("".join(pieces))
+        for start in range(0, len(texts) if len(texts) > 1 else 0, args.batch):
+            found = session.generate(texts[start : start + args.batch], args.tokens, **how)
+            answers += found
+            for prompt, answer in zip(prompts[start:], found, strict=False):
+                print(f"{prompt} >>{answer}\n")
+        summary, info = handle.summary(), handle.info()
+    print(_told(summary["decode"], info), file=sys.stderr)
+    if recorder is not None:
+        from apexk.sim import trace
+
+        print(f"run: {trace.write(recorder.trace(dataset='apexk run'), args.trace)}", file=sys.stderr)
+    if args.json:
+        result = {"prompts": prompts, "answers": answers, "summary": summary, "info": info}
+        args.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    return DONE
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    from apexk.bench.workload import read_prompts
+
+    if args.file and args.prompt:
+        raise ValueError("prompts came as arguments and as --file; wanted one of them")
+    if args.file:
+        return read_prompts(args.file)
+    if args.prompt and args.prompt != ["-"]:
+        found = args.prompt
+    else:
+        found = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not found or not all(prompt.strip() for prompt in found):
+        raise ValueError("a prompt is empty; wanted text as an argument, in --file or on stdin")
+    return found
+
+
+def _record(args: argparse.Namespace, session, prompts: list[str]):
+    if args.trace is None:
+        return None
+    if len(prompts) > args.batch:
+        raise ValueError(f"--trace records one batch, but there are {len(prompts)} prompts and a --batch of {args.batch}")
+    from apexk.sim.record import Recorder
+
+    session.handle.engine.recorder = recorder = Recorder(len(prompts), session.handle.engine.shape.experts, session.source.name)
+    return recorder
+
+
+def _told(decode: dict, info: dict) -> str:
+    if not decode["steps"]:
+        return "run: no decode step"
+    return (f"run: {decode['steps']} decode steps, {decode['ms_per_step']:.2f} ms each ({'modelled on ' if info['modelled'] else ''}{info['hardware']}), "
+            f"{decode['hits']} of {decode['active']} active experts were resident, {decode['exact']} exact and {decode['speculative']} speculative copies")

@@ -1,0 +1,42 @@
+"""`apexk serve`: the library's OpenAI-compatible server on a swapped model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from apexk.cli import DONE, LACKING
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from apexk.bench.session import add_arguments as shared
+
+    shared(parser)
+    parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    parser.add_argument("--continuous-batching", action="store_true", help="the library's continuous batching with paged attention")
+    parser.add_argument("--chat-template", metavar="FILE|plain", help="for a model without one: a Jinja file, or plain (messages one a line)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from transformers.utils.import_utils import is_serve_available
+
+    from apexk.bench.session import config_of, open_session
+
+    if not 0 < args.port < 65536:
+        raise ValueError(f"--port is {args.port}; wanted 1..65535")
+    config_of(args)
+    template = args.chat_template and (PLAIN_TEMPLATE if args.chat_template == "plain" else Path(args.chat_template).read_text(encoding="utf-8"))
+    if not is_serve_available():
+        print("apexk serve: the library's server needs more packages: pip install 'transformers[serving]'", file=sys.stderr)
+        return LACKING
+    from apexk.bench.serving import served
+
+    session = open_session(args)
+    if template:
+        session.source.tokenizer.chat_template = template
+    with session.handle, served(session, host=args.host, port=args.port, continuous_batching=args.continuous_batching):
+        return DONE
