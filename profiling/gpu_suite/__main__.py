@@ -73,8 +73,14 @@ def _say_environment(about: dict) -> None:
 
 def _say(result: dict) -> None:
     print(f"{result['status']:<8}{result['part']}/{result['name']}  {result['seconds']:.1f} s  {result['message']}")
+    from .report import number
+
     for name, value in result["numbers"].items():
-        print(f"        {name:<30} {f'{value:.4g}' if isinstance(value, float) else value}")
+        if isinstance(value, dict):
+            for one, figures in value.items():
+                print(f"        {one:<20} " + ", ".join(f"{what} {number(figure)}" for what, figure in figures.items()))
+        else:
+            print(f"        {name:<30} {number(value)}")
     if "traceback" in result:
         print(result["traceback"], file=sys.stderr)
     sys.stdout.flush()

@@ -38,17 +38,17 @@ def policies(context: Context) -> dict:
     numbers: dict = {"model": f"{MODEL}, random weights" if not context.virtual else f"tiny {FAMILY}, random weights", "layers": layers,
                      "times": f"modelled on {context.hardware}" if context.virtual else "measured", "batch": BATCH, "prompt tokens": PROMPT}  # fmt: skip
     asked = [name for name in names() if name != "fixed_p"]  # that one needs a count
-    left = []
+    left, tried = [], {}
     for name in asked:
         if context.seconds_left() < (0 if context.virtual else KEEP_S):
             left.append(name)
             continue
         try:
             with apexk.swap(model, _config(context, apexk, name)) as handle:
-                numbers |= {f"{name}, {what}": value for what, value in _times(context, model, handle).items()}
+                tried[name] = _times(context, model, handle)
         except ValueError as error:  # a policy that this pool or device does not suit
-            numbers[f"{name}"] = f"refused: {error}"
-    return numbers | {"left out for time": ", ".join(left) or 0}
+            numbers[name] = f"refused: {error}"
+    return numbers | {"by policy": tried, "left out for time": ", ".join(left) or 0}
 
 
 @piece("e2e")

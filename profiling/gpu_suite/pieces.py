@@ -39,8 +39,8 @@ PIECES: list[Piece] = []
 
 
 def piece(part: str) -> Callable:
-    """Register a function `(context) -> numbers` under its own name; benchmark rows go into "rows". A failed check raises
-    AssertionError."""
+    """Register a function `(context) -> numbers` under its own name; benchmark rows go into "rows", and a dict of dicts becomes a table
+    of its own. A failed check raises AssertionError."""
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; there are {', '.join(PARTS)}")
 

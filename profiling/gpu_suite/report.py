@@ -39,14 +39,25 @@ def markdown(report: dict) -> str:
     ]  # fmt: skip
     for result in results:
         if result["numbers"]:
-            cells = [(name, f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in result["numbers"].items()]
+            cells = [(name, number(value)) for name, value in result["numbers"].items() if not isinstance(value, dict)]
             parts.append(f"## {result['part']}/{result['name']}\n\n" + _table(("what", "value"), cells))
+            parts += [_by_name(name, value) for name, value in result["numbers"].items() if isinstance(value, dict) and value]
     rows = [row for result in results for row in result["rows"]]
     if rows:
         from apexk.kernels.bench.table import markdown as of_rows
 
         parts.append(of_rows(rows).rstrip())
     return "\n\n".join(parts) + "\n"
+
+
+def number(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _by_name(title: str, rows: dict[str, dict]) -> str:
+    """A line for each name, a column for each figure."""
+    columns = list(next(iter(rows.values())))
+    return _table((title, *columns), [(name, *(number(row.get(column)) for column in columns)) for name, row in rows.items()])
 
 
 def _table(head, cells) -> str:

@@ -108,10 +108,13 @@ def test_end_to_end_pieces(monkeypatch):
     assert {name: result["status"] for name, result in results.items()} == dict.fromkeys(("policies", "layers_by_torch", "range_cost"), "ok")
     numbers = results["policies"]["numbers"]
     assert numbers["times"] == "modelled on a6000-paper" and numbers["left out for time"] == 0
-    for name in ("apex", "no_assign"):
-        assert 0 < numbers[f"{name}, tpot_ms"] < numbers[f"{name}, ttft_ms"] < 1000
-        assert numbers[f"{name}, tokens_per_s"] == pytest.approx(1e3 * part_e2e.BATCH / numbers[f"{name}, tpot_ms"])
-    assert numbers["no_assign, exact_per_step"] == 0 < numbers["apex, exact_per_step"]
+    by = numbers["by policy"]
+    assert set(by) == {"apex", "no_assign"}
+    for row in by.values():
+        assert 0 < row["tpot_ms"] < row["ttft_ms"] < 1000 and row["tokens_per_s"] == pytest.approx(1e3 * part_e2e.BATCH / row["tpot_ms"])
+    assert by["no_assign"]["exact_per_step"] == 0 < by["apex"]["exact_per_step"]
+    table = report_of_a_run.markdown({"command": "make", "environment": {"gpu": None, "cpu": "", "packages": {}, "commit": "", "dirty": False}, "results": list(results.values())})
+    assert "| by policy | ttft_ms | tpot_ms | tokens_per_s | hit_rate | exact_per_step |" in table and f"| no_assign | {by['no_assign']['ttft_ms']:.4g} |" in table
     assert (results["layers_by_torch"]["numbers"]["steps"], results["layers_by_torch"]["numbers"]["layers"]) == (3, 4)
     assert results["range_cost"]["numbers"]["tool attached"] is False
 
