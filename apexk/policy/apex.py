@@ -14,7 +14,7 @@ from .types import Observation, Phase, Plan, PolicyOptions, Prediction, RouteVie
 class Apex(Policy):
     """Exact and speculative copies together, with the affine cost model and residents first unless told otherwise.
 
-    Beside the paper: a layer whose copying plans measure slower than none stops copying (`guard`), and residents whose
+    Beside the paper: victims are chosen by `LearntUtility`, a layer whose copying plans measure slower than none stops copying (`guard`), and residents whose
     kernel would be the longer path are left to the CPU (`spills`).
     """
 
@@ -23,6 +23,7 @@ class Apex(Policy):
     speculates = True
     fetches = True
     waits_in_flight = True
+    evicts = "learnt"
     phase: Phase = "decode"  # of the newest layer
 
     def __init__(self, options: PolicyOptions = DEFAULTS, guard: bool = True, spills: bool = True):
@@ -66,6 +67,7 @@ class ApexPaper(Apex):
     name = "apex_paper"
     source = "the Apex paper, literal reading"
     resident_first = False
+    evicts = "utility"
 
     def __init__(self, options: PolicyOptions = DEFAULTS):
         super().__init__(replace(options, cost="rates"), guard=False, spills=False)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import log1p
 from typing import Literal
+
+from .cost_affine import solve
 
 PrefetchRule = Literal["predicted", "in_use"]
 NEVER = 1 << 60
@@ -59,6 +62,65 @@ class LayerUtility:
     def _reach(self, exponent: int) -> None:
         while len(self.powers) <= exponent:
             self.powers.append(self.decay ** len(self.powers))
+
+
+class LearntUtility(LayerUtility):
+    """`learnt`: fast utility plus standing popularity, in a proportion that each layer learns while it runs. Ours.
+
+        u <- gamma*u + log(1 + n)        value = u + w * log(1 + popularity)
+
+    What an expert did lately tells of the text's topic, popularity of the model, and how much of either carries over to the
+    next step differs between layers and texts. `w` is the ratio of the two coefficients of a least-squares line for the next
+    step's log(1 + n) over all experts of the layer. Its sums run over active experts alone: u of all others only decays.
+    Without popularity it is `utility` with concave loads.
+    """
+
+    KEEP = 0.98  # of the sums, a step
+    FIRST, MOST = 0.5, 4.0  # of w
+    SAMPLES = 3  # steps before the line is believed
+    RIDGE = 1e-6  # keeps the line defined where popularity says nothing
+
+    def __init__(self, experts: int, decay: float, popularity: Sequence[float] | None = None):
+        super().__init__(experts, decay, None)
+        self.share = [p / total for p in popularity] if popularity is not None and (total := sum(popularity)) else None
+        self.standing = self.share or [0.0] * experts  # until the first loads tell the layer's total: shares
+        self.popular: tuple[float, float, float] | None = None  # over all experts: 1, standing, standing squared
+        self.weight, self.samples = self.FIRST, 0
+        self.sums = [0.0, 0.0, 0.0]  # over all experts: u, u*u, u*standing, decayed to the step to come
+        self.gram, self.rhs = [[0.0] * 3 for _ in range(3)], [0.0] * 3
+
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
+        if self.popular is None and self.share and loads:
+            total = sum(loads.values())
+            self.standing = [log1p(share * total) for share in self.share]
+            self.popular = (len(self.standing), sum(self.standing), sum(p * p for p in self.standing))
+        seen = {e: log1p(n) for e, n in loads.items()}
+        if self.popular:
+            self._learn(step, seen)
+        super().update(step, seen)
+
+    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        self._reach(step + 1)
+        value, updated, active, powers = self.value, self.updated, self.active, self.powers
+        weight, standing = self.weight, self.standing
+        return _first([(value[e] * powers[step - updated[e]] + weight * standing[e], active[e], e) for e in candidates], count)
+
+    def _learn(self, step: int, seen: Mapping[int, float]) -> None:
+        """One sample of every expert: (1, u, standing) -> what it did in this step."""
+        u = {e: self.read(e, step) for e in seen}
+        all_seen, squares = sum(seen.values()), sum([y * y for y in seen.values()])
+        with_u, with_standing = sum([y * u[e] for e, y in seen.items()]), sum([y * self.standing[e] for e, y in seen.items()])
+        (once, twice, both), (count, popular, popular2), keep = self.sums, self.popular, self.KEEP
+        if self.samples:
+            fresh = ((count, once, popular), (once, twice + self.RIDGE, both), (popular, both, popular2 + self.RIDGE))
+            self.gram = [[keep * old + new for old, new in zip(*rows, strict=True)] for rows in zip(self.gram, fresh, strict=True)]
+            self.rhs = [keep * old + new for old, new in zip(self.rhs, (all_seen, with_u, with_standing), strict=True)]
+        if self.samples >= self.SAMPLES:
+            _, of_u, of_standing = solve(self.gram, self.rhs, (0, 1, 2))
+            self.weight = min(self.MOST, max(0.0, of_standing / of_u)) if of_u > 0 else self.MOST
+        self.samples += 1
+        decay = self.decay
+        self.sums = [decay * (once + all_seen), decay * decay * (twice + 2 * with_u + squares), decay * (both + with_standing)]
 
 
 class LeastRecent:
@@ -162,6 +224,7 @@ def _first(ranked: list[tuple], count: int) -> tuple[int, ...]:
 #: rule -> maker(experts, decay, popularity); `belady` is made by the policy that knows the future
 RULES: dict[str, Callable] = {
     "utility": LayerUtility,
+    "learnt": LearntUtility,
     "lru": lambda experts, decay, popularity: LeastRecent(experts, popularity),
     "lfu": lambda experts, decay, popularity: LeastFrequent(experts, popularity),
     "score": lambda experts, decay, popularity: ScoreCache(experts, popularity),

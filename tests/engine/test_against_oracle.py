@@ -44,11 +44,11 @@ def trace(seed: int, tokens: int):
     return steps, popularity
 
 
-def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None, wrap=lambda device: device):
+def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None, wrap=lambda device: device, evict=None):
     # by name at each call: the ordering tests put changed copies of these modules in their place
     Engine = importlib.import_module("apexk.engine.runtime").Engine
     engine_layer = importlib.import_module("apexk.engine.layer")
-    policy = registry.get(policy_name, PolicyOptions(utility_decay=0.5))
+    policy = registry.get(policy_name, PolicyOptions(utility_decay=0.5, evict=evict))
     shape = ModelShape(LAYERS, EXPERTS, TOPK)
     prior = CostPrior(machine.cpu.c0, machine.cpu.a, machine.cpu.b, machine.link.s0, machine.link.t1, machine.gpu.g0, machine.gpu.g1,
                       machine.gpu.g2, machine.cpu.fixed_when_empty)
@@ -74,7 +74,7 @@ def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, 
 def test_times_and_transfers(name, capacity, seed):
     tokens = (1, 3, 8, 33)[seed]
     steps, popularity = trace(seed, tokens)
-    engine = run_engine(name, capacity, steps, popularity, tokens)
+    engine = run_engine(name, capacity, steps, popularity, tokens, evict="utility")
     oracle = Oracle(PAPER, LAYERS, capacity, exact=name in ("ea_only", "apex"), speculative=name in ("sa_only", "apex"), decay=0.5)
     oracle.start(engine.policy.initial, popularity, TOPK)
     total = sum(oracle.step(loads, guess) for loads, guess in steps)

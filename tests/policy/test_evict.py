@@ -1,10 +1,12 @@
 """Utilities against the direct sum, order of victims, exclusions."""
 
+import itertools
 import random
 
+import numpy as np
 import pytest
 
-from apexk.policy.evict import LayerUtility, exact_candidates, prefetch_candidates
+from apexk.policy.evict import LayerUtility, LearntUtility, exact_candidates, prefetch_candidates
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 1.0])
@@ -33,6 +35,38 @@ def test_victim_ties_go_to_the_longest_inactive_then_the_lowest_id():
     assert utility.lowest({4, 3, 2, 1}, 4, step=1) == (3, 4, 2, 1)
     assert utility.lowest({2}, 3, step=1) == (2,)
     assert utility.lowest((), 3, step=1) == ()
+
+
+@pytest.mark.parametrize("popularity", [[9, 1, 4, 2, 7, 3, 3, 1], [1] * 8, None])
+def test_the_learnt_weight_is_the_least_squares_line_over_all_experts(popularity):
+    """Against the direct sums over every expert of every step, solved densely."""
+    rng, decay, keep, experts = random.Random(3), 0.5, LearntUtility.KEEP, 8
+    rule, u, standing = LearntUtility(experts, decay, popularity), np.zeros(experts), None
+    gram, rhs, weight = np.zeros((3, 3)), np.zeros(3), LearntUtility.FIRST
+    for step in range(30):
+        loads = {e: rng.randint(1, 9) for e in rng.sample(range(experts), rng.randint(1, 4))}
+        seen = np.log1p([loads.get(e, 0) for e in range(experts)])
+        if step == 0 and popularity:
+            standing = np.log1p(np.array(popularity) / sum(popularity) * sum(loads.values()))
+        elif popularity:
+            rows = np.stack([np.ones(experts), u, standing], 1)
+            gram, rhs = keep * gram + rows.T @ rows + np.diag([0, 1e-6, 1e-6]), keep * rhs + rows.T @ seen
+            if step >= LearntUtility.SAMPLES:
+                _, a, b = np.linalg.solve(gram, rhs)
+                weight = min(LearntUtility.MOST, max(0.0, b / a)) if a > 0 else LearntUtility.MOST
+        u = decay * (u + seen)
+        rule.update(step, loads)
+        assert rule.weight == pytest.approx(weight, abs=1e-6)
+        value = u / decay + (weight * standing if popularity else 0)
+        order = rule.lowest(range(experts), experts, step)
+        assert all(value[a] <= value[b] + 1e-9 for a, b in itertools.pairwise(order))
+
+
+def test_learnt_without_loads_goes_by_popularity():
+    rule = LearntUtility(4, 0.5, [6, 3, 1, 0])
+    assert rule.lowest(range(4), 4, 0) == (3, 2, 1, 0)
+    rule.update(0, {})
+    assert rule.lowest(range(4), 4, 0) == (3, 2, 1, 0)
 
 
 def test_exact_candidates():
