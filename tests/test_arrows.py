@@ -36,6 +36,7 @@ ALLOWED = {
     "apexk/bench/": {"torch", "transformers", "pyarrow", "accelerate", "apexk.hf", "apexk.config", "apexk.demo", "apexk.testing"},
     "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.hardware", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "numpy", "apexk.sim", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
+    "apexk/overhead/": {"torch", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},
     "apexk/sim/": {"numpy", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},
     "apexk/sim/inspect.py": {"numpy", "matplotlib"},
     "apexk/sim/importers.py": {"numpy", "pyarrow"},
