@@ -9,7 +9,7 @@ operations on the device. Words and payloads of the ranges are those of `apexk/n
 - The pass (step, phase) is the last one that began before the call.
 - Calls of the model's thread outside of an operation's range: `shared` between the routing and the merge of a layer, else
   `attention` of the layer that follows. What comes before the first pass, or is launched by other threads, is left out
-  and counted.
+  and counted; so are copies to the device that no operation's range encloses (rests of speculative ones, a model's own inputs).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _device_rows(rows: _Rows, marks: Marks, calls: Calls, operations: Operations
         kind = marks.kind[mark] if mark >= 0 else ""
         layer = int(marks.layer[mark]) if mark >= 0 else -1
         if kind in ("", LAYER, *PHASES):
-            if step < 0 or caller not in models:
+            if step < 0 or caller not in models or what == TO_DEVICE:
                 facts["outside"] += 1
                 continue
             if kind == LAYER:

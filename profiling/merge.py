@@ -13,8 +13,8 @@ from apexk.timeline import Recording
 
 from .attribution import ProfileError
 
-#: taken together, where the profile has no row of the first kind
-GROUPS = (("copy.exact", "copy.spec"), ("host.ffn", "host.rows"))
+#: decisions always, of these what the profile has no row of
+WANTED = ("copy.exact", "copy.spec", "host.ffn", "host.rows")
 LEAST_COMMON = 2  # layers, to lay the clocks over each other
 
 
@@ -31,7 +31,7 @@ def complete(profile: Recording, timeline: Recording) -> Recording:
     shift = round(median(apart))
     steps = {step for step, _ in common}
     there = {row["kind"] for row in profile.rows}
-    wanted = {"plan"} | {kind for group in GROUPS if group[0] not in there for kind in group}
+    wanted = {"plan", *WANTED} - (there - {"plan"})
     taken = [row | {"start_ns": max(0, row["start_ns"] + shift), "end_ns": max(0, row["end_ns"] + shift)}
              for row in timeline.rows if row["kind"] in wanted and row["step"] in steps]  # fmt: skip
     spread = round(median(abs(value - shift) for value in apart))

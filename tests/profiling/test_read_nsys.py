@@ -123,12 +123,13 @@ def test_quirks(built):
     file.kernel(2520, 2530, file.call(1270, MAIN), process=False)  # inside gpu.arrived
     file.range("L03/copy.exact", 1285, 1299, CHANNEL, 11)
     file.copy(2600, 2700, file.call(1286, CHANNEL), 1000, source=0)
+    file.copy(1290, 1299, file.call(1288, MAIN, "cudaMemcpyAsync"), 77)  # in the layer, in no operation: the rest of a prefetch
     file.call(1300, MAIN, "cudaStreamSynchronize_v3020", length=50)
     file.call(1100, MAIN, "cudaEventSynchronize_v3020", length=50)  # the routing's own
     file.close()
     recording = read_nsys(path)
     facts = recording.header["profile"]
-    assert (facts["open_ranges"], facts["moved_ranges"], facts["no_call"]) == (1, 1, 1)
+    assert (facts["open_ranges"], facts["moved_ranges"], facts["no_call"], facts["outside"]) == (1, 1, 1, 1)
     assert (facts["pageable_copies"], facts["pageable_bytes"]) == (1, 1000)
     assert (facts["syncs_in_layers"], facts["sync_ns"]) == (1, 50)
     (line,) = layer_lines(recording.rows)
