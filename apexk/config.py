@@ -89,6 +89,8 @@ class ApexConfig:
             raise ValueError(f"arithmetic is {self.arithmetic!r}; there are 'reference' and 'same'")
         if self.transfer not in TRANSFERS:
             raise ValueError(f"transfer is {self.transfer!r}; there are {', '.join(TRANSFERS)}")
+        if self.transfer != TRANSFERS[0] and self.device != "cuda":
+            raise ValueError(f"transfer is {self.transfer!r}, but device {self.device!r} has no GPU that could: leave it out")
         parse(self.pool)
         for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 0)):
             value = getattr(self, name)

@@ -13,6 +13,7 @@ A worker's error is raised by the next call of `run_host` or `combine`, or at `s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,10 +30,13 @@ from apexk.device.gpu_kernels import GpuKernels
 from apexk.device.native.channel import Channel
 from apexk.device.native.hand_off import HandOff
 from apexk.device.runtime import CudaRuntime, Event, OutOfMemory, Stream
+from apexk.device.sm_gather import SmGather
 from apexk.kernels.cpu.ffn import HostFFN
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
 from apexk.timeline.writer import Timeline
+
+log = logging.getLogger("apexk.device")
 
 MS = 1e6  # ns a millisecond
 DEPTH = 256  # CPU jobs of a layer: one a part of a long input, all asked for before the first is done
@@ -75,8 +79,8 @@ class CudaDevice:
             self._side, self._down, self._back = side, down, back
             self._streams = (self._compute, side, h2d, down, back)
             self.pool = _pool(runtime, store, slots)
+            # a read of an unfilled slot must show; the engine synchronizes before it fills the first
             runtime.launch(self._compute, lambda: self.pool.memory.fill_(float("nan")))
-            runtime.synchronize_stream(self._compute)
             self.ffn = HostFFN(threads=threads)
             undo.callback(self.ffn.close)
             self.hand_off = HandOff(runtime, self.ffn, max_experts=store.experts, depth=DEPTH, how=how)
@@ -96,6 +100,16 @@ class CudaDevice:
         self._jobs: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by buffer: what no stream waits for
         self._arrived: Event | None = None  # this layer's dense work
         self._merged_ns = self.clock.now()  # end of the last merge that was timed
+
+    def pin(self) -> None:
+        """Pins the store, once the weights are there; where that fails it stays as it is, see `info`."""
+        pinning = self.store.pin(self.runtime)
+        if self._transfer == "sm_gather":
+            if pinning.failure is None:
+                self.copies.gather = SmGather(self.runtime, self.store, self.pool, self.kernels)
+            else:
+                self._transfer = "copy_engine, since a kernel cannot read memory that is not pinned"
+                log.warning("transfer by %s", self._transfer)
 
     def begin_layer(self, at: At) -> None:
         if self.runtime.compute_stream().handle != self._compute.handle:
@@ -294,17 +308,16 @@ class CudaDevice:
         return self._buffers[number]
 
     def _reserve(self, tokens: int, topk: int) -> None:
-        """More tokens than ever before: waits for what uses the buffers, and makes larger ones."""
+        """More tokens than ever before: larger buffers. What uses the old ones may go on: the hand-off keeps its jobs' host memory, and
+        torch gives device memory on in the compute stream's order, which the merge brought behind the `back` stream's."""
         if tokens <= self._tokens and topk == self._topk:
             return
-        self.runtime.synchronize_stream(self._compute)
         self._tokens, self._topk = max(self._tokens, 1 << max(tokens - 1, 0).bit_length()), topk
         self._buffers.clear()
         self.kernels.reserve(self._tokens, topk)
 
     def _room_for_demand(self, ints: int) -> torch.Tensor:
         if ints > self._demand.numel():
-            self.runtime.synchronize_stream(self._compute)  # and with it the CPU, which reads ids there
             self._demand = self.runtime.empty_pinned((1 << (ints - 1).bit_length(),), torch.int32)
         return self._demand[:ints]
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from apexk.device.base import At
 from apexk.device.runtime import CudaRuntime, Event, Stream
 
-FIRST_LOOKS = 8  # the narrowest of so many windows aligns the clocks at the start
-
 
 @dataclass(eq=False)
 class Operation:
@@ -51,16 +49,9 @@ class DeviceClock:
         self._zero = time.perf_counter_ns()
         self._free: list[Event] = []
         self._pending: deque[Operation | Event] = deque()  # an event here is an anchor that nothing behind it needs
-        looks = []
-        for _ in range(FIRST_LOOKS):
-            event, before = self.take(), self.now()
-            runtime.record(event, stream)
-            runtime.synchronize_event(event)
-            looks.append((self.now() - before, before, event))
-        looks.sort(key=lambda look: look[0])
-        width, before, event = looks[0]
-        self._anchor = (event, before + width // 2)
-        self.give(*(event for *_, event in looks[1:]))
+        event = self.take()
+        runtime.record(event, stream)
+        self._anchor = (event, self.now())
 
     def now(self) -> int:
         """The host's time, ns since the clock was made."""

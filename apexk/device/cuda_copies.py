@@ -11,6 +11,7 @@ from apexk.device.base import At, CopyFailed, Running, SpeculativeCopy, Stopped
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.native.channel import Channel, Copy
 from apexk.device.runtime import CudaRuntime, Event, Stream
+from apexk.device.sm_gather import SmGather
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
 
@@ -44,6 +45,7 @@ class Copies:
     def __init__(self, runtime: CudaRuntime, channel: Channel, clock: DeviceClock, store: HostStore, pool: Pool, stream: Stream, compute: Stream):
         self._runtime, self._channel, self._clock, self._stream, self._compute = runtime, channel, clock, stream, compute
         self.bytes = store.block.payload_bytes
+        self.gather: SmGather | None = None  # exact copies by a kernel, where that is asked for
         self._sources = [store.addresses(layer).tolist() for layer in range(store.layers)]
         self._targets = [pool.addresses(layer).tolist() for layer in range(store.layers)]
         self._loaded, self._loading = runtime.new_event(), False
@@ -56,6 +58,12 @@ class Copies:
         operation = self._operation("copy.exact", at, at.layer, expert, slot)
         for earlier in after:
             wait(self._runtime, self._stream, earlier)
+        if self.gather is not None:
+            self._runtime.record(operation.start, self._stream)
+            self._runtime.launch(self._stream, lambda: self.gather.copy(at.layer, expert, slot))
+            self._runtime.record(operation.end, self._stream)
+            self._clock.add(operation)
+            return operation
         (error,) = self._channel.copy([self._copy(at.layer, expert, slot, operation.start, operation.end)])
         if error:
             self._clock.give(operation.start, operation.end)

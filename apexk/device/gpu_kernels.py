@@ -5,10 +5,13 @@ Every method only launches on the current stream. Memory is made by `reserve`, b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from apexk.kernels.cuda.reference import slot_gather_ref
+from apexk.kernels.cuda.slots import Kernel, slot_gather
 from apexk.kernels.triton.combine import combine
 from apexk.kernels.triton.moe_ffn import Step, Workspace, moe_ffn
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref, take_rows_ref
@@ -41,11 +44,19 @@ class GpuKernels(Protocol):
     def combine(self, pairs: torch.Tensor, topk: int, out: torch.Tensor, shared: torch.Tensor | None) -> None:
         """out [T, H] = sum over top-k, in order, plus `shared`."""
 
+    def gather(self, blocks: torch.Tensor, experts: torch.Tensor, slots: torch.Tensor, count: torch.Tensor, epoch: torch.Tensor,
+               pool: torch.Tensor, ready: torch.Tensor, landed: torch.Tensor, payload_bytes: int) -> None:
+        """Listed experts' blocks from pinned host memory into slots; see `apexk.kernels.cuda.slots.slot_gather`."""
+
 
 class TritonKernels:
-    def __init__(self, block: ExpertBlock, experts: int, device: torch.device, *, activation: str, weight_on_input: bool):
-        self._block, self._experts, self._device = block, experts, device
+    """`load(name)` gives a kernel of `apexk.kernels.cuda`."""
+
+    def __init__(self, block: ExpertBlock, experts: int, device: torch.device, *, activation: str, weight_on_input: bool,
+                 load: Callable[[str], Kernel]):
+        self._block, self._experts, self._device, self._load = block, experts, device, load
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
+        self._gather: Kernel | None = None
         self._workspace: Workspace | None = None
         self._step: Step | None = None
 
@@ -74,11 +85,16 @@ class TritonKernels:
     def combine(self, pairs, topk, out, shared) -> None:
         combine(pairs, topk, out, shared)
 
+    def gather(self, *arguments) -> None:
+        if self._gather is None:
+            self._gather = self._load("slot_gather")
+        slot_gather(self._gather, *arguments)
+
 
 class ReferenceKernels:
     """For a runtime whose device memory is host memory."""
 
-    def __init__(self, block: ExpertBlock, experts: int, device: torch.device, *, activation: str, weight_on_input: bool):
+    def __init__(self, block: ExpertBlock, experts: int, device: torch.device, *, activation: str, weight_on_input: bool, load=None):
         self._experts = experts
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
         self._ints: torch.Tensor | None = None
@@ -107,3 +123,6 @@ class ReferenceKernels:
 
     def combine(self, pairs, topk, out, shared) -> None:
         combine_ref(pairs, topk, out, shared)
+
+    def gather(self, blocks, experts, slots, count, epoch, pool, ready, landed, payload_bytes) -> None:
+        slot_gather_ref(blocks, experts, slots, count, epoch, pool, ready, payload_bytes)

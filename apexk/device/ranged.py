@@ -15,7 +15,7 @@ from apexk.device.base import At, Device
 from apexk.nvtx import LAYER, SUBMIT, Ranges, message
 
 #: operation -> kind of its range
-KINDS = {"read_back": "route", "run_host": SUBMIT, "copy_expert": "copy.exact", "predict": "predict"}
+KINDS = {"run_host": SUBMIT, "copy_expert": "copy.exact", "predict": "predict"}
 
 
 class RangedDevice:
@@ -23,6 +23,7 @@ class RangedDevice:
 
     def __init__(self, inner: Device, ranges: Ranges | TorchRanges):
         self.inner, self._ranges = inner, ranges
+        self._merges: list = []  # rows whose merge ends the layer: the whole input, and the last of its parts
         self._open: list[tuple[tuple, int, AbstractContextManager]] = []  # (what, thread, range): the pass, then its layer
 
     def __getattr__(self, name: str):
@@ -47,6 +48,11 @@ class RangedDevice:
             self._open.append((what, threading.get_ident(), opened))
         self.inner.begin_layer(at)
 
+    def read_back(self, at: At, rows) -> dict[int, int]:
+        self._merges = [rows, *rows.parts[-1:]]
+        with self._ranges("route", at.layer, rows.tokens):
+            return self.inner.read_back(at, rows)
+
     def run_slots(self, at: At, rows, slots, loads, kind: str, after):
         with self._ranges(kind, at.layer, len(slots)):
             return self.inner.run_slots(at, rows, slots, loads, kind, after)
@@ -54,7 +60,8 @@ class RangedDevice:
     def combine(self, at: At, rows, *arguments, **more):
         with self._ranges("combine", at.layer, rows.tokens):
             merged = self.inner.combine(at, rows, *arguments, **more)
-        self._close(0 if at.layer == self._ranges.layers - 1 else 1)
+        if any(rows is last for last in self._merges):
+            self._close(0 if at.layer == self._ranges.layers - 1 else 1)
         return merged
 
     def close(self) -> None:

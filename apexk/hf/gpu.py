@@ -45,8 +45,8 @@ def row_bytes(experts: Experts, tokens: int) -> int:
 def build(config: ApexConfig, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, experts: Experts) -> CudaDevice:
     rule = {"activation": experts.activation, "weight_on_input": experts.family.weight_on_input}
     kernels = TritonKernels if runtime.device.type == "cuda" else ReferenceKernels
-    return CudaDevice(runtime, timeline, store, slots, kernels(store.block, store.experts, runtime.device, **rule), topk=experts.topk,
-                      threads=config.threads, transfer=config.transfer, **rule)
+    made = kernels(store.block, store.experts, runtime.device, load=getattr(runtime, "kernel", None), **rule)
+    return CudaDevice(runtime, timeline, store, slots, made, topk=experts.topk, threads=config.threads, transfer=config.transfer, **rule)
 
 
 class Placement:

@@ -81,7 +81,7 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         undo.callback(handle.restore)
         views.adopt(filled=filled is not None)
         if runtime is not None:
-            store.pin(runtime)
+            device.pin()
             handle.placement = gpu.Placement(model, experts, runtime.device)
         rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")), config.part_tokens)
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)

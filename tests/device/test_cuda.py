@@ -117,7 +117,7 @@ def test_checked_device_finds_nothing(run):
         handle.engine.restart()
 
     for policy in ("apex", "ea_only", "sa_only", "mixtral_offloading", "post_fetch", "llamacpp_static32"):
-        run((3, 8), before=wrap, policy=policy, pool=5)
+        run((3,), before=wrap, policy=policy, pool=5)
 
 
 def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplog):
@@ -201,6 +201,24 @@ def test_a_store_that_cannot_be_pinned_still_works(trained, plain, fake_gpu, cap
     assert any("not pinned" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("policy", ["ea_only", "apex"])
+def test_exact_copies_by_a_kernel(run, policy):
+    info = run((1, 3), policy=policy, pool=6, transfer="sm_gather", use=lambda handle, runtime: handle.info())
+    assert info["transfer"] == "sm_gather"
+
+
+def test_a_kernel_needs_a_pinned_store(run, monkeypatch, caplog):
+    from apexk.store.host_store import HostStore
+
+    pin = HostStore.pin
+    monkeypatch.setattr(HostStore, "pin", lambda self, registry: (registry.fail("register", code=2), pin(self, registry))[1])
+    with caplog.at_level(logging.WARNING, "apexk"):
+        info = run(policy="ea_only", pool=6, transfer="sm_gather", use=lambda handle, runtime: handle.info())
+    assert info["transfer"].startswith("copy_engine, since") and any("transfer by copy_engine" in r.getMessage() for r in caplog.records)
+    with pytest.raises(ValueError, match="device 'cpu' has no GPU that could"):
+        apexk.ApexConfig(device="cpu", transfer="sm_gather")
+
+
 def test_a_pinned_store_and_the_choices_are_in_the_result(run):
     def use(handle, runtime):
         assert runtime.count("pageable_copies") == 0
@@ -281,8 +299,8 @@ def test_swapped_again_and_again_leaves_nothing(trained, plain, fake_gpu):
         with apexk.swap(model, apexk.ApexConfig(device="cuda", pool=3)):
             demo.generate(model, tokenizer, texts, 2)
         tasks, maps = len(os.listdir("/proc/self/task")), len(open("/proc/self/maps").readlines())
-        for pool in range(12):
+        for pool in range(8):
             with apexk.swap(model, apexk.ApexConfig(device="cuda", pool=pool)):
                 assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
-        assert len(os.listdir("/proc/self/task")) == tasks and len(made) == 13
+        assert len(os.listdir("/proc/self/task")) == tasks and len(made) == 9
         assert len(open("/proc/self/maps").readlines()) < maps + 40

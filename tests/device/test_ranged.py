@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 import apexk
@@ -48,6 +49,19 @@ def test_one_range_for_each_operation(trained, tmp_path):
     assert sum(r[0] == "predict" for r in recorder.seen) == 3 * 5, "three layers of five passes predict the next one"
     assert [r for r in recorder.seen if r[3] == 1] == [("prefill", 0, 0, 1), *(("decode", 0, step, 1) for step in range(1, 5))]
     assert [r[1:3] for r in recorder.seen if r[0] == "layer"] == [(layer, step) for step in range(5) for layer in range(4)]
+
+
+@pytest.mark.parametrize("policy", ["apex", "mixtral_offloading"])
+def test_parts_of_a_long_input_stay_inside_their_layer(trained, policy):
+    model, tokenizer = trained()
+    recorder = Recorder()
+    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=6, part_tokens=8)) as handle:
+        handle.engine.device = RangedDevice(handle.engine.device, recorder)
+        demo.generate(model, tokenizer, demo.prompts(2), 2)
+    merges = [r for r in recorder.seen if r[0] == "combine" and r[1] == 0]
+    assert len(merges) > 2 or policy == "mixtral_offloading"
+    assert all(depth == 3 for kind, *_, depth in recorder.seen if kind not in ("prefill", "decode", "layer")) and recorder.depth == 0
+    assert sum(r[0] == "layer" for r in recorder.seen) == 2 * 4
 
 
 def test_an_interrupted_pass_leaves_no_range_open():

@@ -19,7 +19,7 @@ from apexk.kernels.cpu.ffn import HostFFN
 
 HIDDEN, INTERMEDIATE, EXPERTS = 64, 32, 4  # a job small enough that handing it over is most of it
 BLOCK_BYTES = 4096
-ARRIVAL_NS = 400_000  # how long the rows are on their way: the host has asked for the job by then
+ARRIVAL_NS = 200_000  # how long the rows are on their way: the host has asked for the job by then
 WARM_UP = 20
 
 

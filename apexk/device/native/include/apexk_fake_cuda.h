@@ -35,7 +35,7 @@ typedef enum apexk_fake_counter {
 } apexk_fake_counter;
 
 int apexk_fake_start(const apexk_fake_config *config); /* 4 when one is running */
-void apexk_fake_stop(void);                            /* ends every thread, whatever it waits for, and frees everything */
+void apexk_fake_stop(void);                            /* ends every thread, whatever it waits for; memory stays until it is freed */
 void apexk_fake_table(apexk_cuda_api *api);
 void apexk_fake_fail(apexk_fake_call call, int32_t after, int32_t code); /* once, the `after`-th next call */
 int64_t apexk_fake_count(apexk_fake_counter counter);

@@ -30,6 +30,7 @@ struct Runtime {
 };
 
 Runtime *runtime;
+std::map<const char *, Memory> left;  // of runtimes that have stopped: its owners still hold it
 thread_local int last_error;
 struct Injected {
   std::atomic<int> after{-1}, code{0};
@@ -204,7 +205,7 @@ APEXK_EXPORT void apexk_fake_stop(void) {
   runtime->shared.stopping = true;
   runtime->streams.clear();
   for (const auto &[start, memory] : runtime->memory) {
-    if (memory.owned) munmap(const_cast<char *>(start), memory.bytes);
+    if (memory.owned) left[start] = memory;
   }
   delete runtime;
   runtime = nullptr;
@@ -287,13 +288,16 @@ APEXK_EXPORT int apexk_fake_malloc_host(void **memory, uint64_t bytes) {
 }
 
 APEXK_EXPORT int apexk_fake_free(void *memory) {
-  if (!runtime) return kOk;  // went with the runtime
-  std::lock_guard lock(runtime->mutex);
-  const auto found = runtime->memory.find(static_cast<char *>(memory));
-  if (found == runtime->memory.end() || !found->second.owned) return result(kInvalidValue);
-  munmap(memory, found->second.bytes);
-  runtime->memory.erase(found);
-  return kOk;
+  std::unique_lock<std::mutex> lock;
+  if (runtime) lock = std::unique_lock(runtime->mutex);
+  for (auto *owned : {runtime ? &runtime->memory : &left, &left}) {
+    const auto found = owned->find(static_cast<char *>(memory));
+    if (found == owned->end() || !found->second.owned) continue;
+    munmap(memory, found->second.bytes);
+    owned->erase(found);
+    return kOk;
+  }
+  return result(kInvalidValue);
 }
 
 APEXK_EXPORT int apexk_fake_host_register(void *memory, uint64_t bytes) {

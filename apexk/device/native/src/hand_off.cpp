@@ -16,20 +16,20 @@ using Clock = std::chrono::steady_clock;  // CLOCK_MONOTONIC
 using std::chrono::microseconds;
 using std::chrono::nanoseconds;
 
-constexpr auto kSpin = microseconds(50);  // after the last sign of life; rows usually follow within it
+constexpr auto kEager = microseconds(200);  // rows and results usually come within it
 constexpr auto kNap = microseconds(20);
 
 int64_t now_ns() { return std::chrono::duration_cast<nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
-// Looks again and again: eagerly at first, then with naps; false when `until` has passed.
+// Looks again and again, at first as often as nobody else wants the processor, then with naps; false when `until` has passed.
 template <class Ready>
 bool poll(Clock::time_point until, Ready ready) {
-  const auto eager = Clock::now() + kSpin;
+  const auto eager = Clock::now() + kEager;
   while (!ready()) {
     const auto now = Clock::now();
     if (now >= until) return false;
     if (now < eager) {
-      pause_cpu();
+      std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kNap);
     }
