@@ -1,6 +1,7 @@
 """The transfer pieces' own code on the fake runtime: they check what arrives; their numbers are not looked at."""
 
 import pytest
+
 from profiling.gpu_suite import part_engine, part_transfer  # noqa: F401 - they register their pieces
 from profiling.gpu_suite.pieces import PIECES, Context, run
 
