@@ -29,14 +29,11 @@ def manager(session: Session) -> type[model_manager.ModelManager]:
 @contextmanager
 def served(session: Session, *, host: str, port: int, continuous_batching: bool = False, background: bool = False) -> Iterator:
     """Runs the server until it is stopped; in the background for the time of the `with`. Raises ImportError without the
-    server's packages, and ValueError for a model that has no chat template, which the library's server goes by."""
+    server's packages, and ValueError for a model without a tokenizer. Chat requests need a chat template."""
     from transformers.cli.serve import Serve
 
-    tokenizer = session.source.tokenizer
-    if tokenizer is None:
+    if session.source.tokenizer is None:
         raise ValueError(f"{session.source.name} has no tokenizer: it cannot be served")
-    if tokenizer.chat_template is None:
-        raise ValueError(f"{session.source.name} has no chat template: give one by --chat-template")
     real = model_manager.ModelManager
     model_manager.ModelManager = manager(session)  # `Serve` takes the class from here when it is made
     try:

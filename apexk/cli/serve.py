@@ -8,7 +8,7 @@ from pathlib import Path
 
 from apexk.cli import DONE, LACKING
 
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--continuous-batching", action="store_true", help="the library's continuous batching with paged attention")
-    parser.add_argument("--chat-template", metavar="FILE|plain", help="for a model without one: a Jinja file, or plain (messages one a line)")
+    parser.add_argument("--chat-template", metavar="FILE|plain", help="for a model without one, which otherwise answers /v1/completions only: a Jinja file, or plain (messages one a line)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,110 @@
+"""`transformers serve` with the swapped small model, asked by OpenAI's own client."""
+
+import json
+import socket
+import threading
+import urllib.request
+from argparse import ArgumentParser
+
+import pytest
+from transformers.utils.import_utils import is_serve_available
+
+import apexk
+from apexk import cli
+from apexk.bench.session import Session, add_arguments, open_session
+from apexk.bench.source import open_model
+from apexk.cli.serve import PLAIN_TEMPLATE
+from apexk.demo import model as demo
+
+needs_server = pytest.mark.skipif(not is_serve_available(), reason="needs transformers[serving]")
+TEXT = "In the beginning God created"
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """The plain model's greedy answers to TEXT, and to what the chat template makes of it."""
+    model, tokenizer = demo.load()
+    return [answer(model, tokenizer, text) for text in (TEXT, TEXT + "\n")]
+
+
+@pytest.fixture(scope="module")
+def served():
+    from apexk.bench.serving import served
+
+    parser = ArgumentParser()
+    add_arguments(parser)
+    session = open_session(parser.parse_args(["--device", "cpu"]))
+    session.source.tokenizer.chat_template = PLAIN_TEMPLATE
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with session.handle, served(session, host="localhost", port=port, background=True):
+        yield session, port
+
+
+def answer(model, tokenizer, text):
+    return tokenizer.decode(demo.generate(model, tokenizer, [text], 12)[0], skip_special_tokens=True)
+
+
+@needs_server
+def test_openai_client_gets_a_streamed_completion(served, wanted):
+    openai = pytest.importorskip("openai")
+    session, port = served
+    client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
+    before = session.handle.summary()["decode"]["steps"]
+    stream = client.completions.create(model="demo", prompt=TEXT, stream=True, max_tokens=12, temperature=0.0)
+    pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert sum(map(bool, pieces)) > 3, "it comes in pieces"
+    assert "".join(pieces).strip() == wanted[0].strip()
+    assert session.handle.summary()["decode"]["steps"] > before, "it ran on apexk"
+
+
+@needs_server
+def test_openai_client_chats(served, wanted):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://localhost:{served[1]}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": TEXT}], stream=True, max_tokens=12, temperature=0.0)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    # the library parses qwen3 answers by that family's own template, and repeats the prompt for one without its marks
+    assert text.strip().endswith(wanted[1].strip())
+
+
+@needs_server
+def test_two_clients_at_once(served, wanted):
+    _, port = served
+    answers = {}
+
+    def work(i):
+        body = {"model": "demo", "prompt": TEXT, "max_tokens": 12, "temperature": 0.0}
+        request = urllib.request.Request(f"http://localhost:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            answers[i] = json.load(reply)["choices"][0]["text"]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answers[i].strip() for i in range(2)] == [wanted[0].strip()] * 2
+
+
+def test_a_model_without_a_tokenizer_is_refused():
+    from apexk.bench.serving import served
+
+    source = open_model("demo")
+    source.tokenizer = None
+    with apexk.swap(source.model, apexk.ApexConfig(device="cpu")) as handle:
+        with pytest.raises(ValueError, match="tokenizer"), served(Session(source, handle), host="localhost", port=1):
+            pass
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [(["--port", "0"], 2, "port"), (["--policy", "best"], 2, "apex"), (["--chat-template", "/none.jinja"], 1, "none.jinja")], ids=str)
+def test_bad_words(words, code, said, capsys):
+    assert cli.main(["serve", *words]) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(is_serve_available(), reason="the server's packages are here")
+def test_missing_packages_are_named(capsys):
+    assert cli.main(["serve"]) == 3
+    assert "transformers[serving]" in capsys.readouterr().err
