@@ -1,10 +1,11 @@
 """The FFN of missed experts on the CPU: each instruction set that the machine runs, with one thread and with all, beside
 torch: a loop of bf16 products over the chosen experts, `grouped_mm`, and float32 products of weights widened beforehand.
 
-The roofs are those of all threads; a row with one thread says how far one thread gets.
+Each shape with uniform routing and with one by Zipf's law. The roofs are those of as many threads as the case has.
 """
 
 import functools
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,15 @@ from apexk.kernels.triton.shapes import MoeShape
 from .inputs import LayerInputs, ffn_work, layer_inputs
 from .registry import Call, Case, relative_error
 
-# Layers small enough for any host: the experts of a Qwen3 layer and of a GLM-4.5-Air layer, not all of them.
-LAYERS = {"qwen3-64": MoeShape(64, 8, 2048, 512, 1), "glm-16": MoeShape(16, 8, 4096, 1408, 1)}
+# Layers small enough for any host: some experts of a Qwen3, a GLM-4.5-Air and a Mixtral layer, and odd sizes.
+LAYERS = {
+    "qwen3-64": MoeShape(64, 8, 2048, 512, 1),
+    "glm-16": MoeShape(16, 8, 4096, 1408, 1),
+    "mixtral-2": MoeShape(2, 2, 4096, 14336, 1),
+    "odd-6": MoeShape(6, 3, 100, 72, 1),
+    "odd-16": MoeShape(16, 4, 264, 40, 1),
+}
+ROUTING = {"uniform": 0.0, "zipf": 1.0}  # the exponent: an expert's share is its rank to the power of minus this
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
 CHECKED_TOKENS = 4  # the reference is slow; test suites check every token
 
@@ -28,23 +36,24 @@ def cases():
         isas = [name for name, runs in isa_names().items() if runs and name != "scalar"]
     except ImportError:  # not built: nothing to measure here
         return
-    for layer in LAYERS:
-        for tokens in TOKENS:
-            for threads in sorted({1, load().apexk_default_threads()}):
-                for isa in isas:
-                    yield _case(layer, tokens, f"cpu-{isa}", threads, functools.partial(_native, isa=isa, threads=threads), isa)
-                for provider, run in {"torch-loop": _loop, "torch-grouped-mm": _grouped, "torch-fp32": _widened}.items():
-                    yield _case(layer, tokens, provider, threads, functools.partial(_torch, run, threads=threads))
+    counts = sorted({1, load().apexk_default_threads()})
+    for layer, routing, tokens, threads in itertools.product(LAYERS, ROUTING, TOKENS, counts):
+        shape = {"layer": layer, "routing": routing, "tokens": tokens, "threads": threads}
+        for isa in isas:
+            yield _case(shape, f"cpu-{isa}", functools.partial(_native, isa=isa, threads=threads), isa)
+        for provider, run in {"torch-loop": _loop, "torch-grouped-mm": _grouped, "torch-fp32": _widened}.items():
+            yield _case(shape, provider, functools.partial(_torch, run, threads=threads))
 
 
-def _case(layer, tokens, provider, threads, build, isa=None):
+def _case(shape, provider, build, isa=None):
+    layer, tokens = shape["layer"], shape["tokens"]
+
     def make(device):
-        inputs = layer_inputs(LAYERS[layer], tokens, torch.bfloat16, device)
+        inputs = layer_inputs(LAYERS[layer], tokens, torch.bfloat16, device, ROUTING[shape["routing"]])
         out = torch.full((tokens * LAYERS[layer].topk, LAYERS[layer].hidden), torch.nan)
         run = build(LAYERS[layer], inputs, out)
         return Call(run, lambda: _error(LAYERS[layer], inputs, out), *ffn_work(LAYERS[layer], inputs, torch.bfloat16))
 
-    shape = {"layer": layer, "tokens": tokens, "threads": threads}
     return Case("cpu_ffn", provider, "cpu", torch.bfloat16, shape, make, product=True, isa=isa)
 
 

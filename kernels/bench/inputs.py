@@ -34,18 +34,18 @@ def _pool(shape: MoeShape, dtype, device):
     return pool
 
 
-def drawn_ids(shape: MoeShape, tokens):
-    """ids int64 [T, topk], different within a token, and weights fp32 [T, topk], on the CPU."""
+def drawn_ids(shape: MoeShape, tokens, skew=SKEW):
+    """ids int64 [T, topk], different within a token, and weights fp32 [T, topk], on the CPU. `skew` 0: uniform."""
     generator = torch.Generator().manual_seed(2)
-    odds = 1 / torch.arange(1, shape.experts + 1) ** SKEW
+    odds = 1 / torch.arange(1, shape.experts + 1) ** skew
     ids = torch.multinomial(odds.expand(tokens, -1), shape.topk, generator=generator)
     return ids, torch.softmax(torch.randn(tokens, shape.topk, generator=generator), -1)
 
 
-def layer_inputs(shape: MoeShape, tokens, dtype, device) -> LayerInputs:
+def layer_inputs(shape: MoeShape, tokens, dtype, device, skew=SKEW) -> LayerInputs:
     pool = _pool(shape, dtype, device)
     split, stride = 2 * shape.inter * shape.hidden, pool.stride(0)
-    ids, weights = drawn_ids(shape, tokens)
+    ids, weights = drawn_ids(shape, tokens, skew)
     x = torch.randn(tokens, shape.hidden, generator=torch.Generator().manual_seed(3))
     return LayerInputs(
         x.to(device, dtype), pool,

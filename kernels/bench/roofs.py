@@ -1,6 +1,6 @@
 """What this machine can do at best, measured before anything is compared with it. A percentage always names its roof.
 
-    cpu    host_read (GB/s read by all threads), host_fp32 (GFLOP/s of a large float32 product)
+    cpu    host_read (GB/s read), host_fp32 (GFLOP/s of a large float32 product): by as many threads as a case has, or all
     cuda   device_copy (GB/s read plus written), device_read (GB/s), device_bf16, device_fp32 (GFLOP/s), pinned_h2d (GB/s)
 
 Bytes count what memory moves: a copy reads and writes each byte.
@@ -26,26 +26,33 @@ class Roof:
 
 
 @functools.cache
-def roof(name) -> Roof:
-    """One roof, measured at its first use."""
+def roof(name, threads=None) -> Roof:
+    """One roof, measured at its first use; `threads` of the host, all if None."""
     if name not in MEASURES:
         raise ValueError(f"roof {name!r} is not known; known: {', '.join(MEASURES)}")
     amount, unit, device, call = MEASURES[name]()
-    best = quantiles(times_ns(call, device, budget_s=0.5))["p20_ns"]
-    return Roof(name, amount / best, unit)  # bytes a ns are GB/s, operations a ns are GFLOP/s
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads or usual)
+    try:
+        best = quantiles(times_ns(call, device, budget_s=0.5))["p20_ns"]
+    finally:
+        torch.set_num_threads(usual)
+    # bytes a ns are GB/s, operations a ns are GFLOP/s
+    return Roof(name if threads is None else f"{name} x{threads}", amount / best, unit)
 
 
 def roofs_of(device) -> list[Roof]:
     return [roof(name) for name in MEASURES if name.startswith("host") == (device == "cpu")]
 
 
-def bound_by(device, dtype, flops, num_bytes, product):
+def bound_by(device, dtype, flops, num_bytes, product, threads=None):
     """(roof, least ns): of memory and compute, the roof that allows this task less speed."""
-    memory = roof("host_read" if device == "cpu" else "device_read")
+    of = functools.partial(roof, threads=threads) if device == "cpu" and threads else roof
+    memory = of("host_read" if device == "cpu" else "device_read")
     times = [(num_bytes / memory.value, memory)]
     if product and flops:
         half = dtype != torch.float32
-        compute = roof("host_fp32" if device == "cpu" else "device_bf16" if half else "device_fp32")
+        compute = of("host_fp32" if device == "cpu" else "device_bf16" if half else "device_fp32")
         times.append((flops / compute.value, compute))
     least_ns, name = max(times, key=lambda t: t[0])
     return name, least_ns

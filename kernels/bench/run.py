@@ -168,7 +168,7 @@ def _checked(case, check):
 
 
 def _row(case, call, error, times) -> dict:
-    roof, least_ns = bound_by(case.device, case.dtype, call.flops, call.bytes, case.product)
+    roof, least_ns = bound_by(case.device, case.dtype, call.flops, call.bytes, case.product, case.shape.get("threads"))
     return {
         "schema": SCHEMA, "name": case.name, "op": case.op, "provider": case.provider, "dtype": DTYPE_NAMES[case.dtype],
         "shape": case.shape, "tokens": case.shape.get("tokens"), "threads": case.shape.get("threads"), "isa": case.isa,

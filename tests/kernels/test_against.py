@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from apexk.kernels.bench import against, roofs, run
+from apexk.kernels.bench import against, roofs, run, timing
 from apexk.kernels.bench.against import add_ratios, choose, competitors
 from apexk.kernels.bench.registry import Call, Case
 from apexk.kernels.bench.timing import LEAST, TURN, host_times_ns
@@ -14,7 +14,7 @@ from apexk.kernels.bench.timing import LEAST, TURN, host_times_ns
 @pytest.fixture(autouse=True)
 def fixed_roofs(monkeypatch):
     fixed = {"host_read": roofs.Roof("host_read", 10.0, "GB/s"), "host_fp32": roofs.Roof("host_fp32", 100.0, "GFLOP/s")}
-    monkeypatch.setattr(roofs, "roof", fixed.__getitem__)
+    monkeypatch.setattr(roofs, "roof", lambda name, threads=None: fixed[name])
 
 
 def case(provider, tokens=1, threads=1, device="cpu", raises=None, ran=None, error=0.0):
@@ -64,6 +64,22 @@ def test_repeats_alternate():
     assert len(times[0]) == len(times[1]) >= LEAST
     turn = 1 + TURN
     assert "".join(ran).startswith("a" * turn + "b" * turn + "a" * turn)
+
+
+def test_calls_that_take_seconds_count_once(monkeypatch):
+    """The others go on; a slow one is not called again, whatever the budget."""
+    ran, clock = [], iter(range(0, 10**12, 10**6))
+    monkeypatch.setattr(timing, "LONG_NS", 5e6)
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(clock))
+
+    def slow():
+        ran.append("slow")
+        for _ in range(9):
+            next(clock)
+
+    times = host_times_ns([slow, lambda: ran.append("fast")], 0.0)
+    assert ran.count("slow") == 1 and times[0] == [10e6]
+    assert len(times[1]) >= LEAST
 
 
 def bench(monkeypatch, tmp_path, cases, *arguments):
