@@ -41,7 +41,7 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes that are read for it."""
-        return sum(part.nbytes for part in self.parts)
+        return self.parts[0].nbytes if len(self.parts) == 1 else sum(part.nbytes for part in self.parts)
 
     def values(self, read: Read, dtype: torch.dtype | None = None, rows: tuple[int, int] | None = None) -> torch.Tensor:
         """Its values in `dtype`; plain ones as stored where that is None. `rows`: those alone, along the first dimension

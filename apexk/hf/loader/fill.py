@@ -7,6 +7,7 @@ converted, and copied to its place.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from apexk.store.host_store import HostStore
 
 THREADS = 4
 BATCH_BYTES = 4 << 20
+MOST_BUFFERS = 1024  # of one read; the system's limit
 
 
 class Reader:
@@ -42,18 +44,21 @@ class Reader:
 
     def read_into(self, stored: Stored, begin: int, tensor: torch.Tensor) -> None:
         """As many rows from `begin` on as `tensor`, contiguous and of the stored type, holds."""
-        rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
         at = stored.start + begin * (stored.nbytes // max(1, stored.shape[0] if stored.shape else 1))
-        while len(rest):
-            count = os.preadv(self._descriptor(stored.file), [rest], at)
-            if count == 0:
-                raise CheckpointError(f"{stored.file}: cut off in {stored.name} while it was read")
-            rest, at = rest[count:], at + count
+        self.scatter(stored.file, at, [memoryview(tensor.reshape(-1).view(torch.uint8).numpy())], stored.name)
 
-    def forget_cached(self) -> None:
-        """Lets the system's page cache drop the files."""
-        for descriptor in self._open.values():
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def scatter(self, file: Path, at: int, places: list, what: str) -> None:
+        """The file's bytes from `at` on into one writable buffer after the other. `what`: named if the file ends before."""
+        places = list(places)[::-1]
+        while places:
+            count = os.preadv(self._descriptor(file), places[: -MOST_BUFFERS - 1 : -1], at)
+            if count == 0 and len(places[-1]):
+                raise CheckpointError(f"{file}: cut off in {what} while it was read")
+            at += count
+            while places and len(places[-1]) <= count:
+                count -= len(places.pop())
+            if count:
+                places[-1] = memoryview(places[-1]).cast("B")[count:]
 
     def close(self) -> None:
         while self._open:
@@ -66,14 +71,17 @@ class Reader:
             return self._open[file]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
-    """A part of the work: `run()`; `nbytes` are read for it, the first from `file` at `start`."""
+    """A part of the work: `nbytes` from `start` of `file` go to `address` as they are; or, where that is None, `run()` reads them
+    and puts their values in place. `what`: the tensor's name."""
 
     file: Path
     start: int
     nbytes: int
-    run: Callable[[], None]
+    what: str
+    address: int | None = None
+    run: Callable[[], None] | None = None
 
 
 def fill(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader, progress: Callable[[int], None]) -> None:
@@ -82,8 +90,12 @@ def fill(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader
 
     def work(batch: list[Job]) -> int:
         with torch.inference_mode(False), torch.no_grad():
-            for job in batch:
-                job.run()
+            for run in runs(batch):
+                if run[0].address is None:
+                    run[0].run()
+                else:
+                    places = [(ctypes.c_char * job.nbytes).from_address(job.address) for job in run]
+                    reader.scatter(run[0].file, run[0].start, places, run[0].what)
         return sum(job.nbytes for job in batch)
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="apexk-load") as pool:
@@ -93,6 +105,18 @@ def fill(store: HostStore, experts: Experts, pieces: list[Piece], reader: Reader
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def runs(batch: list[Job]) -> Iterator[list[Job]]:
+    """Jobs that one read serves: they follow each other in the file and need no conversion."""
+    run: list[Job] = []
+    for job in batch:
+        if run and (job.address is None or run[-1].address is None or job.file != run[-1].file or job.start != run[-1].start + run[-1].nbytes):
+            yield run
+            run = []
+        run.append(job)
+    if run:
+        yield run
 
 
 def batches(jobs: list[Job]) -> Iterator[list[Job]]:
@@ -125,19 +149,25 @@ def _job(store: HostStore, experts: Experts, piece: Piece, expert: int, view: to
     first, shares = tensor.first, store.experts if piece.expert is None else 1
     rows = tensor.shape[0] // shares
     at = expert * rows if piece.expert is None else 0
+    start, nbytes = first.start + at * (first.nbytes // max(1, tensor.shape[0])), tensor.nbytes // shares
+    if view is not None and tensor.kind == "plain" and first.dtype == dtype and _rows_follow(view):
+        address = view.data_ptr() + dtype.itemsize * (expert * view.stride(0) + piece.begin * view.stride(1))
+        return Job(first.file, start, nbytes, tensor.name, address)
 
     def run() -> None:
-        place = None if view is None else view[expert] if piece.expert is None else view[expert, piece.begin : piece.end]
-        if place is not None and place.is_contiguous() and tensor.kind == "plain" and first.dtype == dtype:
-            reader.read_into(first, at, place)
-            return
         values = tensor.values(reader.read, dtype, (at, at + rows) if piece.expert is None else None)
-        if place is not None:
-            place.copy_(values.view(place.shape))
-        else:
+        if view is None:
             _put_one(store, experts, piece, expert, values)
+        else:
+            place = view[expert] if piece.expert is None else view[expert, piece.begin : piece.end]
+            place.copy_(values.view(place.shape))
 
-    return Job(first.file, first.start + at * (first.nbytes // tensor.shape[0] if tensor.shape[0] else 0), tensor.nbytes // shares, run)
+    return Job(first.file, start, nbytes, tensor.name, run=run)
+
+
+def _rows_follow(view: torch.Tensor) -> bool:
+    """Whether one expert's values lie side by side, row by row."""
+    return view.stride(-1) == 1 and (view.ndim == 2 or view.stride(1) == view.shape[2])
 
 
 def _put_one(store: HostStore, experts: Experts, piece: Piece, expert: int, values: torch.Tensor) -> None:

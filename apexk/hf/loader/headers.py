@@ -112,8 +112,7 @@ def _header(file: Path) -> list[Stored]:
         fail("its header is no table")
     header.pop("__metadata__", None)
     tensors, end = [], 0
-    for name, entry in sorted(header.items(), key=lambda item: _offsets(item, fail)):
-        begin, end_of_this = _offsets((name, entry), fail)
+    for (begin, end_of_this), name, entry in sorted((_offsets(name, entry, fail), name, entry) for name, entry in header.items()):
         dtype, shape = DTYPES.get(entry.get("dtype")), entry.get("shape")
         if dtype is None:
             fail(f"{name} is of type {entry.get('dtype')!r}; known: {', '.join(DTYPES)}")
@@ -130,8 +129,7 @@ def _header(file: Path) -> list[Stored]:
     return tensors
 
 
-def _offsets(item: tuple[str, object], fail) -> tuple[int, int]:
-    name, entry = item
+def _offsets(name: str, entry: object, fail) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets) or not 0 <= offsets[0] <= offsets[1]:
         fail(f"{name} has data_offsets {offsets!r}, wanted [begin, end]")

@@ -116,9 +116,8 @@ def _check_cover(name: str, shape: tuple[int, ...], pieces: list[Piece]) -> None
     owner: dict[tuple[int | None, int], Piece] = {}
     for piece in pieces:
         first = owner.setdefault((piece.expert, piece.begin), piece)
-        other = first if first is not piece else owner[None, 0] if (None, 0) in owner and len(owner) > 1 else None
-        if other is not None:
-            raise CheckpointError(f"{other.tensor.name} and {piece.tensor.name} both hold values of {name}: which count cannot be known")
+        if first is not piece or ((None, 0) in owner and len(owner) > 1):
+            raise CheckpointError(f"{next(p for p in pieces if p is not piece).tensor.name} and {piece.tensor.name} both hold values of {name}: which count cannot be known")
     if pieces[0].expert is not None:
         kinds = {piece.begin: piece for piece in pieces}
         lacking = [(expert, begin) for expert in range(shape[0]) for begin in kinds if (expert, begin) not in owner]
