@@ -72,7 +72,7 @@ setup(
         "apexk.kernels.cpu": ["src/*", "include/*"],
         "apexk.kernels.cuda": ["*.cu", "cubin/*"],
     },
-    install_requires=["torch>=2.11", "transformers>=5.17", "safetensors>=0.5", "numpy", "nvtx>=0.2.11"],
+    install_requires=["torch>=2.11", "transformers>=5.17", "safetensors>=0.5", "numpy", "tqdm", "nvtx>=0.2.11"],
     extras_require={
         "triton": ["triton>=3.6"],
         "cuda12": ["triton>=3.6", "cupy-cuda12x"],

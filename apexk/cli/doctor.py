@@ -13,6 +13,7 @@ from pathlib import Path
 
 import apexk
 from apexk.cli import DONE
+from apexk.cli.progress import gib
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "triton", "cupy", "nvtx", "accelerate", "pyarrow", "matplotlib")
 OPTIONAL = {"cupy": "device 'cuda'", "triton": "GPU kernels", "nvtx": "ranges in Nsight", "accelerate": "comparing with its CPU offload",
@@ -80,10 +81,6 @@ def show(found: dict) -> str:
     lines += [f"  {name:18}{value or '-':14}environment: {VARIABLES[name]}" for name, value in found["environment"].items()]
     lines += ["problems" if found["problems"] else "no problems"] + [f"  {text}" for text in found["problems"]]
     return "\n".join(lines)
-
-
-def gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"
 
 
 def _version(package: str) -> str | None:

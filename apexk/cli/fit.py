@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
-from apexk.cli.progress import table
+from apexk.cli.progress import gib, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,3 @@ def show(r: dict) -> str:
     lines += ["", table(rows), "", f"tokens/s: decode at batch {gpu['batch']}, modelled on {r['hardware']} with its costs scaled by the expert's bytes, on a generated trace",
               f"suggested: ApexConfig({settings}): {r['suggested']['why']}"]
     return "\n".join(lines)
-
-
-def gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.2f} GiB"
