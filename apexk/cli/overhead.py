@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     found = list(rows([name.strip() for name in args.policy.split(",") if name.strip()], args.repeats))
     head = ["what", "policy", "experts", "tokens", "median us", "goal us", "yardsticks"]
     print(table([head] + [[r.what, *(str(v or "") for v in (r.policy, r.experts, r.tokens)), f"{r.us:.1f}", str(r.goal_us or ""), f"{r.yardsticks:.2f}"] for r in found]))
-    print("yardstick: 1,000 look-ups in a dictionary, same run. decide, check, layer: processor time of the model's thread; layer without kernel launches,")
+    print("yardstick: 1,000 look-ups in a dictionary, same run. decide, check, launch, layer: processor time of the model's thread, without kernel launches,")
     print("on a fake CUDA runtime. the rest: wall time through the real native channel, hand-off and workers there. Nothing here was measured on a GPU.")
     if args.json:
         args.json.write_text(json.dumps({"schema": "apexk.overhead/1", "rows": [r.as_dict() for r in found]}, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Overheads in microseconds, each beside a yardstick of the same run.
 
-`policy` and `layer` are processor time of the thread that runs the model, so that waiting for the GPU and other load on
+`decide`, `check`, `launch` and `layer` are processor time of the thread that runs the model, so that waiting for the GPU and other load on
 the machine do not count. The layer runs `CudaDevice` on the fake runtime with kernels that do nothing: its own Python and
 native code, without the launch of a Triton kernel and without the driver's part, which only a GPU can tell.
 """
@@ -42,7 +42,7 @@ NATIVE = {"hand_over": 50.0, "submit_call": None, "join_call": None, "copy_call"
 class Row:
     """`us` is the median; `yardsticks` is it as a multiple of the run's yardstick."""
 
-    what: str  # decide | check | layer | a key of `NATIVE`
+    what: str  # decide | check | launch | layer | a key of `NATIVE`
     us: float
     yardsticks: float
     policy: str | None = None
@@ -62,8 +62,9 @@ def rows(policies: Sequence[str], repeats: int) -> Iterator[Row]:
             yield Row("decide", decide, decide / unit, name, experts, tokens, goal)
             yield Row("check", check, check / unit, name, experts, tokens)
         for experts, tokens, goal in LAYER_CASES:
-            us = layer_us(name, experts, tokens, max(2, repeats // LAYERS))
-            yield Row("layer", us, us / unit, name, experts, tokens, goal)
+            launched, whole = layer_us(name, experts, tokens, max(2, repeats // LAYERS))
+            yield Row("launch", launched, launched / unit, name, experts, tokens, goal)
+            yield Row("layer", whole, whole / unit, name, experts, tokens)
     native = latency.measure(repeats)
     for what, goal in NATIVE.items():
         yield Row(what, native[what + "_us"], native[what + "_us"] / unit, goal_us=goal)
@@ -99,8 +100,10 @@ def policy_us(name: str, experts: int, tokens: int, repeats: int) -> tuple[float
     return _median_us(lambda: policy.on_route(view), repeats), _median_us(lambda: check_plan(view, plan, policy.waves), repeats)
 
 
-def layer_us(name: str, experts: int, tokens: int, steps: int) -> float:
-    """Median of `submit` and `join` of one layer: reading the routing back, deciding, launching, merging."""
+def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, float]:
+    """Medians of one layer: from the routing being on the host to everything launched, which the GPU may have to wait for; and
+    of all of it, the read-back, the merge and learning from earlier layers' times included, which mostly run beside the GPU's
+    work."""
     block = ExpertBlock(HIDDEN, INTERMEDIATE, torch.bfloat16)
     store = HostStore(LAYERS, experts, block)
     for layer in range(LAYERS):
@@ -110,16 +113,26 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> float:
     try:
         policy = _policy(name, experts, experts // 4)
         engine = Engine(ModelShape(LAYERS, experts, TOPK), experts // 4, device, policy, EngineSettings(), Timeline(None), block.payload_bytes)
-        taken = []
+        taken, routed = [], []
+        real = device.read_back
+
+        def read_back(*arguments):
+            loads = real(*arguments)
+            routed.append(time.thread_time_ns())
+            return loads
+
+        device.read_back = read_back
         for step in range(steps):
             for layer in range(LAYERS):
                 rows = _rows(experts, tokens, seed=step * LAYERS + layer)
                 out = torch.empty_like(rows.x)
                 began = time.thread_time_ns()
                 task = submit(engine, layer, rows, "decode", lambda _, rows=rows: (rows.topk_ids, rows.topk_weights))
+                launched = time.thread_time_ns() - routed[-1]
                 join(engine, task, out)
-                taken.append((time.thread_time_ns() - began) / 1e3)
-        return median(taken[len(taken) // 4 :])
+                taken.append((launched / 1e3, (time.thread_time_ns() - began) / 1e3))
+        launches, whole = zip(*taken[len(taken) // 4 :], strict=True)
+        return median(launches), median(whole)
     finally:
         device.close()
 
