@@ -150,8 +150,8 @@ def _line(step: int, layer: int, group: list[dict], before: list[dict], after: l
 
 
 def _experts(rows: list[dict]) -> int:
-    """How many experts; profiles know their number only."""
-    return sum(row.get("count", len(row["experts"])) for row in rows)
+    """How many experts; the parts of a long input name the same ones again, and profiles know their number only."""
+    return len({expert for row in rows for expert in row["experts"]}) or max((row.get("count", 0) for row in rows), default=0)
 
 
 def _of(rows: list[dict], *kinds: str) -> list[dict]:

@@ -128,6 +128,19 @@ def test_idle_is_where_nobody_works():
     assert (tenths(line.idle_ns), tenths(line.stall_ns)) == (6, 8)
 
 
+def test_parts_of_a_long_input_are_one_layer():
+    """Two parts with the same experts: experts count once, pairs and times add up, the window ends with the last merge."""
+    rows = [op(0, "route", "gpu", 0, 1, tokens=8)]
+    for at in (1, 6):
+        rows += [op(0, "gpu.resident", "gpu", at, at + 3, experts=[1, 2], tokens=5), op(0, "host.ffn", "cpu", at, at + 4, experts=[7, 8, 9], tokens=3),
+                 op(0, "combine", "gpu", at + 4, at + 5, tokens=4)]  # fmt: skip
+    (line,) = layer_lines(rows)
+    assert (line.n_cpu, line.n_resident, line.load_cpu, line.load_gpu, line.tokens) == (3, 2, 6, 10, 8)
+    assert (tenths(line.critical_ns), tenths(line.gpu_compute_ns), tenths(line.cpu_compute_ns)) == (10, 6, 8)
+    seen = [row | {"experts": [], "count": len(row["experts"])} for row in rows]
+    assert (layer_lines(seen)[0].n_cpu, layer_lines(seen)[0].n_resident) == (3, 2)
+
+
 def test_csv_holds_every_line(recording):
     lines = layer_lines(read(recording).rows)
     table = list(csv.DictReader(to_csv(read(recording)).splitlines()))
