@@ -290,7 +290,7 @@ void closed_with_a_job_outstanding() {
     gate.close(bench.down);
     OK(bench.submit(&ticket));
     if (how == APEXK_BY_FLAGS) OK(apexk_hand_off_join(bench.hand_off, ticket, bench.back, &bench.error));
-    static std::vector<apexk_hand_off *> kept;  // the leak that is meant
+    static auto &kept = *new std::vector<apexk_hand_off *>;  // the leak that is meant
     apexk_hand_off *left = kept.emplace_back(bench.hand_off);
     bench.hand_off = nullptr;
     NEED(apexk_hand_off_destroy(left, 20'000) == APEXK_TRANSFER_NOT_DONE, "a job is outstanding");
