@@ -58,7 +58,7 @@ class CudaDevice:
     """`kernels` launch on `runtime`'s streams; both are the device's own from here on. The store's blocks are copied from where
     they are, pinned or not. `slots` a layer, all in one allocation. Rows for `tokens` tokens of `topk` choices are made at
     once, more when they come. `activation` and `weight_on_input` are the CPU kernels' rule (`kernels` has its own); `how` as
-    in `HandOff`. Raises `OutOfMemory` with the numbers.
+    in `HandOff`; `transfer` as in `ApexConfig`. Raises MemoryError with the numbers.
     """
 
     name = "cuda"
@@ -66,7 +66,8 @@ class CudaDevice:
     host_runs_empty = False
 
     def __init__(self, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, kernels: GpuKernels, *, topk: int,
-                 tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None, how: str | None = None, transfer: str = "copy_engine"):
+                 tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None,
+                 how: str | None = None, transfer: str = "copy_engine"):
         self.runtime, self.timeline, self.store, self.kernels = runtime, timeline, store, kernels
         block, self._transfer = store.block, transfer
         self._rule = {"intermediate": block.intermediate, "activation": activation, "biases": block.biases, "weight_on_input": weight_on_input}
@@ -216,6 +217,7 @@ class CudaDevice:
         return self.copies.wait_ms()
 
     def synchronize(self) -> None:
+        self.copies.abandon_owed()
         left, self._jobs = self._jobs, {}
         for ticket, _ in [job for jobs in left.values() for job in jobs]:
             self.hand_off.wait(ticket)  # of an interrupted layer

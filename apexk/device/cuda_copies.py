@@ -50,6 +50,7 @@ class Copies:
         self._targets = [pool.addresses(layer).tolist() for layer in range(store.layers)]
         self._loaded, self._loading = runtime.new_event(), False
         self._underway: dict[int, Underway] = {}
+        self._owed: Running | None = None  # of the last stop, neither kept nor abandoned
         self._limbo: list[Event] = []  # of copies that were stopped: their records may still be to come
         self._tags = 0
         self._bytes_per_ms = FIRST_BYTES_PER_MS
@@ -97,6 +98,7 @@ class Copies:
         self._channel.speculate(native)
 
     def stop(self, at: At) -> Stopped:
+        self.abandon_owed()
         found = self._channel.stop(at.layer)
         past = [event for event in self._limbo if self._runtime.query(event)]
         self._limbo = [event for event in self._limbo if event not in past]
@@ -114,16 +116,23 @@ class Copies:
         running = None
         if found.running is not None:
             tag, left = found.running
-            running = Running(self._underway[tag].copy, left, tag)
+            running = self._owed = Running(self._underway[tag].copy, left, tag)
         for tag in [t for t, u in self._underway.items() if u.copy.layer <= at.layer and (running is None or t != running.token)]:
             self._forget(self._underway.pop(tag))  # dropped
         return Stopped(landed, running, failed)
 
+    def abandon_owed(self) -> None:
+        """The running copy of a stop whose caller was interrupted before it said what to do with it."""
+        if self._owed is not None:
+            self.abandon(self._underway[self._owed.token].at, self._owed)
+
     def keep(self, at: At, running: Running) -> Operation:
+        self._owed = None
         self._channel.keep(running.token)
         return self._spoken(self._underway.pop(running.token))
 
     def abandon(self, at: At, running: Running) -> None:
+        self._owed = None
         self._channel.abandon(running.token)
         underway = self._underway.pop(running.token)
         copy, copied, now = underway.copy, round(self.bytes * (1 - running.left)), self._clock.now()

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import os
+import random
 from dataclasses import replace
 
 import pytest
@@ -304,3 +305,83 @@ def test_swapped_again_and_again_leaves_nothing(trained, plain, fake_gpu):
                 assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
         assert len(os.listdir("/proc/self/task")) == tasks and len(made) == 9
         assert len(open("/proc/self/maps").readlines()) < maps + 40
+
+
+def test_timing_adds_no_wait_and_samples_reach_their_layer(trained, fake_gpu, monkeypatch, tmp_path):
+    """The host waits once a layer; each layer is learnt from once, in order, with its own copies, kernels and times."""
+    model, tokenizer = trained()
+    path, waits, seen = tmp_path / "t.jsonl", [], []
+    with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy="ea_only", pool=6, timeline=path)) as handle:
+        wait, observe = made[0].synchronize_event, handle.engine.policy.observe
+        monkeypatch.setattr(made[0], "synchronize_event", lambda event: (waits.append(event), wait(event)))
+        monkeypatch.setattr(handle.engine.policy, "observe", lambda phase, sample: (seen.append((phase, sample)), observe(phase, sample)))
+        demo.generate(model, tokenizer, demo.prompts(3), NEW_TOKENS)
+        handle.summary()
+    layers = 4 * NEW_TOKENS
+    assert len(waits) == layers
+    assert [(phase, sample.layer) for phase, sample in seen] == [("prefill" if i < 4 else "decode", i % 4) for i in range(layers)]
+    rows = read(path).rows
+    for (_, sample), (step, layer) in zip(seen, itertools.product(range(NEW_TOKENS), range(4)), strict=True):
+        mine = [row for row in rows if (row["step"], row["layer"]) == (step, layer)]
+        copies = [row for row in mine if row["kind"] == "copy.exact"]
+        assert sample.copies == len(copies)
+        if copies:
+            assert sample.copy_ms == pytest.approx((copies[-1]["end_ns"] - copies[0]["start_ns"]) / 1e6)
+            assert all(row["end_ns"] - row["start_ns"] >= 0.19e6 for row in copies), "96 KiB at 0.5 GB/s"
+        assert sample.gpu_experts == sum(len(row["experts"]) for row in mine if row["kind"] in ("gpu.resident", "gpu.arrived"))
+        (host,) = [row for row in mine if row["kind"] == "host.ffn"] or [None]
+        assert sample.cpu_experts == (len(host["experts"]) if host else 0)
+
+
+def test_the_device_clock_is_the_hosts(trained, fake_gpu):
+    """An event's time lies between the call that recorded it and the wait for it, layer after layer."""
+    model, tokenizer = trained()
+    with fake_gpu(delay_us=300) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", pool=6)) as handle:
+        clock = handle.engine.device.clock
+        for _ in range(3):
+            demo.generate(model, tokenizer, demo.prompts(1), 3)
+            event, before = made[0].new_event(timing=True), clock.now()
+            made[0].record(event, made[0].compute_stream())
+            made[0].synchronize_event(event)
+            assert before - 50_000 <= clock.ns(event) <= clock.now() + 50_000
+
+
+def test_ranges_wrap_it(run):
+    from test_ranged import Recorder
+
+    from apexk.device.ranged import RangedDevice
+
+    recorder = Recorder()
+
+    def wrap(handle, runtime):
+        handle.engine.device = RangedDevice(handle.engine.device, recorder)
+
+    run(before=wrap, policy="ea_only", pool=6)
+    kinds = {kind for kind, *_ in recorder.seen}
+    assert {"route", "copy.exact", "gpu.resident", "combine"} <= kinds
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_interrupt_anywhere_leaves_a_model_that_works(trained, plain, fake_gpu, seed):
+    model, tokenizer = trained()
+    texts, wanted = plain[3]
+    left = random.Random(seed).randint(20, 400)
+
+    def counted(function):
+        def call(*arguments):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return call
+
+    with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy="apex", pool=6)):
+        for name in ("record", "wait", "launch", "copy_async", "query"):
+            setattr(made[0], name, counted(getattr(made[0], name)))
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                demo.generate(model, tokenizer, texts, NEW_TOKENS)
+        assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
+    assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
