@@ -27,15 +27,15 @@ class Source:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
 
 
-def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | None = None, seed: int = 0, plain: bool = True,
-               trust_remote_code: bool = False) -> Source:
-    """`name`: a folder, "demo", or "random:SHAPE" (with `layers` sparse layers). `plain=False` leaves a folder's model out:
+def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | None = None, seed: int = 0, changes: dict | None = None,
+               plain: bool = True, trust_remote_code: bool = False) -> Source:
+    """`name`: a folder, "demo", or "random:SHAPE" (with `layers` sparse layers, and `changes` to its configuration). `plain=False` leaves a folder's model out:
     the caller loads it with `apexk.load`. Raises ValueError or FileNotFoundError that say what there is.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; there are {', '.join(DTYPES)}")
-    if layers is not None and not name.startswith("random:"):
-        raise ValueError(f"layers is {layers}, but {name!r} has its own: only random:SHAPE can be of another depth")
+    if (layers is not None or changes) and not name.startswith("random:"):
+        raise ValueError(f"layers or changes came for {name!r}, which has its own: only random:SHAPE can be changed")
     if name == "demo":
         from apexk.demo.model import load
 
@@ -43,8 +43,9 @@ def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | No
     if name.startswith("random:"):
         from apexk.testing.real import random_model
 
-        model = random_model(name.removeprefix("random:"), layers, dtype=DTYPES[dtype or "bfloat16"], seed=seed)
-        return Source(model, None, name + (f", {layers} layers" if layers else ""), random=True)
+        model = random_model(name.removeprefix("random:"), layers, dtype=DTYPES[dtype or "bfloat16"], seed=seed, **(changes or {}))
+        told = [f"{layers} layers"] * bool(layers) + [f"{key} {value}" for key, value in (changes or {}).items()]
+        return Source(model, None, ", ".join([name, *told]), random=True)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{name}: no folder with a config.json; wanted one, or demo, or random:SHAPE (apexk fit lists shapes)")

@@ -17,6 +17,7 @@ MODELLED = "modelled"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo", help="a checkpoint's folder, demo (default), or random:SHAPE such as random:qwen3.5-35b-a3b")
     parser.add_argument("--layers", type=int, help="sparse layers of a random model (default: all)")
+    parser.add_argument("--vocabulary", type=int, help="of a random model: a small one leaves the layers alone to be timed")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the model's own)")
     parser.add_argument("--batch", default="1", help="batch sizes, comma-separated (default: 1)")
     parser.add_argument("--prompt", default="128", help="prompt lengths in tokens, comma-separated (default: 128)")
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(numbers("--batch", args.batch), numbers("--prompt", args.prompt), args.tokens, args.repeats, args.beams, args.seed, prompts)
     if args.threads:
         torch.set_num_threads(args.threads)
-    source = open_model(args.model, dtype=args.dtype, layers=args.layers, seed=args.seed)
+    source = open_model(args.model, dtype=args.dtype, layers=args.layers, seed=args.seed,
+                        changes={"vocab_size": args.vocabulary} if args.vocabulary else None)
     result = (throughput if args.throughput else bench)(source, chosen, plan, say)
     result["command"] = " ".join(["apexk", *sys.argv[1:]])
     if args.json:

@@ -197,6 +197,13 @@ def test_a_dense_model(tmp_path):
         apexk.load(tmp_path)
 
 
+def test_a_model_that_is_no_causal_language_model(tmp_path):
+    write(tmp_path)
+    change_config(tmp_path, model_type="clip", architectures=["CLIPModel"])
+    with pytest.raises(UnsupportedModel, match="'clip' has no causal language model"):
+        apexk.load(tmp_path)
+
+
 def test_too_little_memory_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     write(tmp_path)
     monkeypatch.setattr(memory, "rooms", lambda root=None: [memory.Room("the control group /sys/fs/cgroup/memory.max", 100_000, 200_000)])

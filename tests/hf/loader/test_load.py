@@ -72,6 +72,14 @@ def test_another_dtype_than_the_stored_one(tmp_path, model_type, stored, dtype):
     handle.restore()
 
 
+def test_without_a_dtype_in_the_configuration_the_stored_one_is_kept(tmp_path):
+    model = write(tmp_path, dtype=torch.float16)
+    change_config(tmp_path, dtype=None)
+    loaded, handle = apexk.load(tmp_path)
+    assert_same(loaded.state_dict(), model.state_dict())
+    handle.restore()
+
+
 def test_layers_for_multi_token_prediction_are_left_out(tmp_path, caplog):
     """Their names look like those of layers: `mtp.layers.0`, or a layer behind the last."""
     model = write(tmp_path)
