@@ -75,7 +75,7 @@ def inspect(path: str | os.PathLike, *, dtype: torch.dtype | None = None, trust_
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     found = tensors(stored, quantization)
-    dtype = _dtype(config, dtype)
+    dtype = _dtype(config, dtype, found)
     model = skeleton(unquantized(config), dtype, trust_remote_code)
     experts = find_experts(model)
     _refuse_shared_classes(model, experts)
@@ -174,9 +174,12 @@ def _refuse_shared_classes(model: PreTrainedModel, experts: Experts) -> None:
             raise UnsupportedModel(f"{name} is a {type(module).__name__} as experts are: load this model with from_pretrained, then swap")
 
 
-def _dtype(config: PretrainedConfig, dtype: torch.dtype | None) -> torch.dtype:
+def _dtype(config: PretrainedConfig, dtype: torch.dtype | None, found: list[Tensor]) -> torch.dtype:
+    """What is asked for, else what the configuration says, else what the first plain tensor of floating point is stored in."""
     if dtype is None:
-        dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.bfloat16
+        dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if dtype is None:
+        dtype = next((t.first.dtype for t in found if t.kind == "plain" and t.first.dtype in DTYPES), torch.bfloat16)
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; wanted {', '.join(str(d) for d in DTYPES)}")
     return dtype

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from apexk.hf.inspect import UnsupportedModel
 from apexk.hf.loader.headers import CheckpointError
 
 _building = threading.Lock()
@@ -39,8 +40,11 @@ def unquantized(config: PretrainedConfig) -> PretrainedConfig:
 
 def skeleton(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False) -> PreTrainedModel:
     """The model of `config` with zero-stride parameters on the CPU: shapes and dtypes are real, values and memory are not."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except ValueError as error:
+        raise UnsupportedModel(f"model type {config.model_type!r} has no causal language model in transformers: {str(error).splitlines()[0]}") from error
     for module in model.modules():
         add_placeholders(module, dict(module._parameters))
     return model
