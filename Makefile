@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 NATIVE := $(wildcard $(foreach room,kernels/cpu apexk/device/native,$(room)/src/* $(room)/include/* $(room)/build.py))
 
-.PHONY: setup demo test test-fast test-nightly test-sanitize gate lint gpu clean
+.PHONY: setup demo test test-fast test-nightly test-sanitize test-isa gate lint gpu clean
 setup: $(READY)
 
 $(READY): setup.py pyproject.toml constraints.txt $(NATIVE)
@@ -52,6 +52,10 @@ test-sanitize: setup
 	@$(BIN)/python kernels/cpu/build.py --sanitize thread
 	@$(BIN)/python apexk/device/native/build.py --sanitize address,undefined
 	@$(BIN)/python apexk/device/native/build.py --sanitize thread
+
+# the CPU kernels' AVX-512, BF16 and AMX instructions in Bochs, against their emulation; says so where Bochs cannot be had
+test-isa: setup
+	@$(BIN)/python kernels/cpu/tests/bochs/compare.py
 
 # What the Triton kernels compile to, compared with the kept table: everything for sm_90, by the installed Triton and by the one
 # that such machines carry; for the others the GEMMs of the paper's models. All of it: apexk kernels aot --targets 80,86,89,90,100,120
