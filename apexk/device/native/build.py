@@ -20,7 +20,7 @@ LIBRARIES = {  # name -> source files
     "_apexk_transfer": ["channel", "hand_off", "transfer_api"],
     "_apexk_fake_cuda": ["fake_streams", "fake_api"],
 }
-SELFTEST = ["selftest", "selftest_channel", "selftest_hand_off"]
+SELFTEST = ["selftest", "selftest_channel", "selftest_churn", "selftest_hand_off"]
 FLAGS = ["-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 

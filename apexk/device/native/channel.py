@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from apexk.device.native import library as lib
-from apexk.device.runtime import CudaError, CudaRuntime, Event, Stream
+from apexk.device.runtime import CudaRuntime, Event, Stream
 
 #: bytes of a speculative copy that may be ahead of an exact one: 160 us of a 25 GB/s link
 CHUNK_BYTES = 4 << 20
@@ -122,14 +122,9 @@ class Channel:
         return self._copies
 
     def _raise_for(self, what: str, status: int) -> None:
-        if status == lib.OK:
-            return
-        self._raise_if_closed()
-        if status == lib.CUDA:
-            raise CudaError(what, self._error.value)
-        if status == lib.BAD_ARGUMENT:
-            raise ValueError(f"{what}: {lib.status_text(status)}")
-        raise RuntimeError(f"{what}: {lib.status_text(status)}")
+        if status != lib.OK:
+            self._raise_if_closed()
+        lib.raise_for(what, status, self._error.value)
 
     def _raise_if_closed(self) -> None:
         if not self._close.alive:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from apexk.device.native import library as lib
-from apexk.device.runtime import CudaError, CudaRuntime, Stream
+from apexk.device.runtime import CudaRuntime, Stream
 from apexk.kernels.cpu.ffn import HostFFN
 from apexk.kernels.cpu.library import status_text as worker_text
 
@@ -121,14 +121,9 @@ class HandOff:
         raise HandOffError(f"CPU job {ticket}: {worker_text(worker)}; its rows were not written")
 
     def _raise_for(self, what: str, status: int) -> None:
-        if status == lib.OK:
-            return
-        self._raise_if_closed()
-        if status == lib.CUDA:
-            raise CudaError(what, self._error.value)
-        if status == lib.BAD_ARGUMENT:
-            raise ValueError(f"{what}: {lib.status_text(status)}")
-        raise RuntimeError(f"{what}: {lib.status_text(status)}")
+        if status != lib.OK:
+            self._raise_if_closed()
+        lib.raise_for(what, status, self._error.value)
 
     def _raise_if_closed(self) -> None:
         if not self._close.alive:

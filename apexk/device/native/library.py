@@ -7,6 +7,7 @@ from ctypes import POINTER, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from apexk.device.runtime import CudaError
 from apexk.kernels.cpu.library import FFNCall
 
 HERE = Path(__file__).resolve().parent
@@ -108,6 +109,16 @@ def open_library(path: Path) -> ctypes.CDLL:
             "(needs g++), otherwise reinstall apexk."
         )
     return ctypes.CDLL(str(path))
+
+
+def raise_for(what: str, status: int, cuda_error: int) -> None:
+    """`CudaError`, `ValueError` or `RuntimeError` for a status that is not OK."""
+    if status == CUDA:
+        raise CudaError(what, cuda_error)
+    if status == BAD_ARGUMENT:
+        raise ValueError(f"{what}: {status_text(status)}")
+    if status != OK:
+        raise RuntimeError(f"{what}: {status_text(status)}")
 
 
 def status_text(status: int) -> str:

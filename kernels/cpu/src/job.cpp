@@ -161,7 +161,7 @@ void Job::run(const Task &task, void *scratch) {
       break;
   }
   if (news) {
-    news_.fetch_add(1, std::memory_order_release);
+    news_.fetch_add(1, std::memory_order_seq_cst);
     news_.notify_all();
   }
 }
@@ -169,7 +169,8 @@ void Job::run(const Task &task, void *scratch) {
 void Job::finish() {
   if (arena_.memory) arenas_->give_back(std::move(arena_));
   if (done_fn_) done_fn_(user_, APEXK_OK);  // before the flag: a waiter may free `user` once it sees the flag
-  done_.store(1, std::memory_order_release);
+  // in one order with notify_all's look for sleepers: a mere release may be seen after it, and a waiter then sleeps for good
+  done_.store(1, std::memory_order_seq_cst);
   done_.notify_all();
 }
 

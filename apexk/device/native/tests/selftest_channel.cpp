@@ -1,61 +1,8 @@
-#include <algorithm>
-
-#include "selftest.h"
+#include "selftest_channel.h"
 
 namespace {
 
-constexpr size_t kBlock = 64 << 10, kChunk = 16 << 10;
-constexpr int kBlocks = 8, kTags = 256;
-
-unsigned char byte_of(int block, size_t at) { return static_cast<unsigned char>(block * 31 + at * 7 + (at >> 8) + 1); }
-
-void fill(unsigned char *to, int block) {
-  for (size_t at = 0; at < kBlock; at++) to[at] = byte_of(block, at);
-}
-
-bool holds(const unsigned char *slot, int block) {
-  for (size_t at = 0; at < kBlock; at++) {
-    if (slot[at] != byte_of(block, at)) return false;
-  }
-  return true;
-}
-
-// A channel over `kBlocks` blocks in host memory and as many slots; slot s holds block s + 100 at first.
-struct Bench {
-  Fake fake;
-  apexk_stream stream = fake.stream(), compute = fake.stream();
-  unsigned char *blocks = fake.pinned(kBlock * kBlocks), *slots = fake.device(kBlock * kBlocks);
-  apexk_channel *channel = nullptr;
-  std::vector<apexk_event> done;  // by tag
-  int64_t tags[kTags];
-  apexk_stopped stopped;
-  int error = 0;
-
-  explicit Bench(apexk_fake_config config = {}, int capacity = kTags) : fake(config) {
-    for (int i = 0; i < kBlocks; i++) fill(block(i), i), fill(slot(i), i + 100);
-    for (int i = 0; i < kTags; i++) done.push_back(fake.event());
-    OK(apexk_channel_create(&fake.api, 0, stream, kChunk, capacity, &channel, &error));
-  }
-  ~Bench() { apexk_channel_destroy(channel); }
-  unsigned char *block(int i) { return blocks + i * kBlock; }
-  unsigned char *slot(int i) { return slots + i * kBlock; }
-  apexk_copy copy(int tag, int block_of, int slot_of, int layer = 0, apexk_event after = nullptr) {
-    return {slot(slot_of), block(block_of), kBlock, after, nullptr, done[tag], tag, layer, -1};
-  }
-  void speculate(std::vector<apexk_copy> copies) { OK(apexk_channel_speculate(channel, copies.data(), copies.size())); }
-  void stop(int layer) { OK(apexk_channel_stop(channel, layer, tags, &stopped)); }
-  void land(int count) {  // collects until so many copies have landed
-    std::vector<int64_t> all;
-    await([&] {
-      stop(-1);
-      all.insert(all.end(), tags, tags + stopped.landed);
-      return static_cast<int>(all.size()) >= count;
-    });
-    std::copy(all.begin(), all.end(), tags);
-  }
-  void begin() { await([this] { return apexk_channel_in_flight(channel) > 0; }); }
-  void clean() { NEED(fake.api.get_last_error() == 0, "an error was left for the next launch check"); }
-};
+using Bench = ChannelBench;
 
 void exact_copies() {
   Bench bench;
@@ -330,78 +277,6 @@ void device_is_set() {
   bench.speculate({bench.copy(0, 0, 0, 1)});
   bench.land(1);
   NEED(strangers == 0, "%d pieces were issued by a thread without a device", strangers.load());
-}
-
-// What a slot must hold, and the copies and kernels that see to it.
-struct Churn {
-  Bench bench;
-  Random random;
-  int block_of[kBlocks], asked[kTags] = {}, slot_of[kTags] = {}, tag = 0;  // block -1: nothing usable
-  apexk_event read[kBlocks];
-  std::vector<std::function<void()>> kernels{kTags};
-  std::atomic<int> wrong{0};
-
-  Churn(uint64_t seed, double link) : bench({.seed = seed, .link_bytes_per_s = link, .delay_us = 100}), random{seed} {
-    for (int i = 0; i < kBlocks; i++) block_of[i] = i + 100, read[i] = bench.fake.event();
-  }
-
-  // A kernel that needs the block, behind the copy's event.
-  void run(int tag) {
-    const int slot = slot_of[tag], block = block_of[slot] = asked[tag];
-    kernels[tag] = [this, slot, block] { wrong += !holds(bench.slot(slot), block); };
-    OK(bench.fake.api.stream_wait_event(bench.compute, bench.done[tag], 0));
-    launch(bench.compute, &kernels[tag]);
-    OK(bench.fake.api.event_record(read[slot], bench.compute));
-  }
-
-  void layer(int layer) {
-    std::vector<apexk_copy> exact, queue;
-    for (int slot = 0; slot < kBlocks; slot++) {
-      const unsigned draw = random(4);
-      if (draw > 1) continue;
-      slot_of[tag] = slot, asked[tag] = random(kBlocks);
-      (draw ? exact : queue).push_back(bench.copy(tag, asked[tag], slot, layer, read[slot]));
-      tag++;
-    }
-    if (random(2)) bench.speculate(queue), queue.clear();
-    if (random(4) == 0) apexk_fake_fail(APEXK_FAKE_MEMCPY, random(4), 700);
-    apexk_channel_copy(bench.channel, exact.data(), exact.size());
-    for (const apexk_copy &copy : exact) {
-      copy.error ? static_cast<void>(block_of[slot_of[copy.tag]] = -1) : run(copy.tag);
-    }
-    bench.speculate(queue);
-    if (random(2)) std::this_thread::sleep_for(std::chrono::microseconds(random(1000)));
-    bench.stop(layer);
-    for (int i = 0; i < bench.stopped.landed + bench.stopped.failed; i++) {
-      block_of[slot_of[bench.tags[i]]] = i < bench.stopped.landed ? asked[bench.tags[i]] : -1;
-    }
-    if (bench.stopped.running < 0) return;
-    const int running = bench.stopped.running;
-    if (random(2) && apexk_channel_keep(bench.channel, running, &bench.error) == APEXK_TRANSFER_OK) return run(running);
-    apexk_channel_abandon(bench.channel, running);  // refused after a keep that failed
-    block_of[slot_of[running]] = -1;
-  }
-
-  void check(int layer) {
-    OK(bench.fake.api.stream_synchronize(bench.compute));
-    NEED(wrong == 0, "layer %d: a kernel read a wrong slot", layer);
-    for (int slot = 0; slot < kBlocks; slot++) {
-      NEED(block_of[slot] < 0 || holds(bench.slot(slot), block_of[slot]), "layer %d: slot %d", layer, slot);
-    }
-  }
-};
-
-// Random queues, stops, exact copies, failures and readers.
-void churn() {
-  for (uint64_t seed = 0; seed < 4; seed++) {
-    Churn churn(seed, seed % 2 ? 1e9 : 0);
-    for (int layer = 0; churn.tag + kBlocks < kTags; layer++) {
-      churn.layer(layer);
-      if (churn.random(3) == 0) churn.check(layer);
-    }
-    churn.check(-1);
-    churn.bench.clean();
-  }
 }
 
 void allocates_nothing() {
