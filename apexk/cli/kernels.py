@@ -11,6 +11,7 @@ MODES = {
     "cpu": {
         "check": ("apexk.kernels.bench.check_cpu", "compare every instruction set of this machine with the float64 reference"),
         "bench": ("apexk.kernels.bench.run", "check, then time beside torch, against measured roofs"),
+        "busy": ("apexk.kernels.bench.busy_cpu", "how much slower calls get while two other processes compute"),
     },
     "cuda": {
         "aot": ("apexk.kernels.cuda.gate", "compile with nvcc for named GPUs: registers, spills, width of reads and stores"),

@@ -1,8 +1,10 @@
 """The check that an installed package runs, and the benchmark's cases."""
 
+import json
+
 import pytest
 
-from apexk.kernels.bench import cases_cpu_ffn, check_cpu
+from apexk.kernels.bench import busy_cpu, cases_cpu_ffn, check_cpu
 from apexk.kernels.cpu import library
 from apexk.kernels.triton.shapes import MoeShape
 
@@ -26,3 +28,13 @@ def test_benchmark_case_is_right(monkeypatch, provider):
     call = case.make("cpu")
     call.run()
     assert call.error() <= case.allowed_error
+
+
+def test_busy_machine_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cases_cpu_ffn, "LAYERS", {"small": MoeShape(6, 2, 64, 32, 1)})
+    path = tmp_path / "busy.json"
+    assert busy_cpu.main(["--tokens", "4", "--others", "1", "--seconds", "0.05", "--json", str(path)]) == 0
+    row = json.loads(path.read_text())
+    assert row["ratio"] > 0 and row["due"] >= 1 and all(row[part]["calls"] >= 1 for part in ("before", "during", "after"))
+    assert "1 busy processes" in capsys.readouterr().out
+    assert busy_cpu.main(["--tokens", "3"]) == 2
