@@ -12,6 +12,7 @@ that the Apex paper's text gives; see `apexk paper fig3a` for what they give bac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -67,9 +68,11 @@ MODELS = {
 
 
 def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen3_5"], batch: int = 16, steps: int = 60, seed: int = 0,
-             phase: str = "decode") -> Trace:
+             phase: str = "decode", watch: Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None = None) -> Trace:
     """`batch` tokens a step for `steps` steps. With phase "prefill" a step is one pass over `batch` new tokens.
 
+    `watch(popular [L, E], shared [L, E], requests [L, B, E])` is called in each step with the score's lasting parts as they
+    are then, scaled as they enter the score: what nobody who only sees routing can know.
     The popularity term, the layers' differences and the calibration counts depend on `seed` alone, not on the batch.
     """
     if isinstance(preset, str):
@@ -103,6 +106,8 @@ def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen
             shared = r.rho_s * shared + np.float32(np.sqrt(1 - r.rho_s**2)) * _normal(draw, layers, experts)
             rho = r.rho_r if phase == "decode" else 0.0  # each pass of a prefill brings new tokens
             requests = rho * requests + np.float32(np.sqrt(1 - rho**2)) * _normal(draw, layers, batch, experts)
+        if watch is not None:
+            watch(popular, shared_share * shared, np.sqrt(r.fr) * own * requests)
         score = popular[:, None] + (shared_share * shared)[:, None]
         score = score + np.sqrt(r.fr) * own * requests + np.sqrt(r.ft) * own * _normal(draw, layers, batch, experts)
         guess = score[1:] + r.pred_s * _normal(draw, layers - 1, 1, experts) + r.pred_tok * _normal(draw, layers - 1, batch, experts)
