@@ -21,7 +21,7 @@ using namespace apexk;
     }                                                           \
   } while (0)
 
-constexpr int kExperts = 6, kTokens = 300, kTopk = 2, kHidden = 512, kIntermediate = 320;
+constexpr int kExperts = 6, kTokens = 40, kTopk = 2, kHidden = 512, kIntermediate = 320;
 constexpr int64_t kBlock = static_cast<int64_t>(3) * kHidden * kIntermediate;
 
 std::vector<float> weights(kExperts *kBlock), x(kTokens *kHidden), topk_weights(kTokens *kTopk);
@@ -149,8 +149,8 @@ void check_values() {
     Machine one = machine(unknown);
     one.nodes.resize(1);
     run(one, 1, want);
-    for (const auto homes : {by_expert, by_row, unknown}) {
-      for (const int threads : {1, 2, 5}) {
+    for (const auto homes : {by_expert, by_row}) {
+      for (const int threads : {2, 5}) {
         std::vector<float> out(floats);
         run(machine(homes), threads, out);
         NEED(out == want);
