@@ -39,13 +39,14 @@ class LayerForward:
         self._router = self._next_router if predicts else None
 
     def _submit(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, phase: str) -> engine_layer.LayerTask:
-        self._check_routing(topk_ids, topk_weights)
+        self._check_routing(self._layer, topk_ids, topk_weights)
         rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
         return engine_layer.submit(self._engine, self._layer, rows, phase, self._router)
 
     def _next_router(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # not recorded: this is no routing of the model's
         _, topk_weights, topk_ids = self._experts.route(self._layer + 1, x, record=False)
+        self._check_routing(self._layer + 1, topk_ids, topk_weights)
         return topk_ids, topk_weights
 
     def _check(self, hidden_states: torch.Tensor) -> None:
@@ -65,14 +66,14 @@ class LayerForward:
         if self._views.changed(self._layer):
             self._engine.restart()  # weights were written to (load_state_dict): slots hold the old ones
 
-    def _check_routing(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
+    def _check_routing(self, layer: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
         if topk_ids.device.type != "cpu" or topk_ids.numel() == 0:  # a look at the values would make a GPU's host wait
             return
-        low, high = int(topk_ids.min()), int(topk_ids.max())
+        name, low, high = self._experts.names[layer], int(topk_ids.min()), int(topk_ids.max())
         if low < 0 or high >= self._experts.experts:
-            raise ValueError(f"the router of {self._name} chose experts {low}..{high}, wanted 0..{self._experts.experts - 1}")
+            raise ValueError(f"the router of {name} chose experts {low}..{high}, wanted 0..{self._experts.experts - 1}")
         if bool(topk_weights.isnan().any()):
-            raise ValueError(f"the router of {self._name} gave NaN weights: its hidden states, or its own weights, are not finite")
+            raise ValueError(f"the router of {name} gave NaN weights: its hidden states, or its own weights, are not finite")
 
 
 class BlockForward(LayerForward):
