@@ -53,9 +53,10 @@ class HandOff:
         self._handle, self._error, self._ticket = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_uint64()
         self._worker, self._start, self._end = ctypes.c_int32(), ctypes.c_int64(), ctypes.c_int64()
         self._buffers: dict[int, tuple] = {}  # what outstanding jobs read and write, by ticket
+        self._joined: dict[int, Stream] = {}  # by handle: they may still look at a flag when its job is done
         flags = runtime.empty_pinned((FLAGS_BYTES * depth,), torch.uint8)
         # before there is a thread: an interrupt may arrive while it starts
-        self._close = weakref.finalize(self, _destroy, self._library, self._handle, (runtime, ffn, flags, self._buffers))
+        self._close = weakref.finalize(self, _destroy, self._library, self._handle, runtime, self._joined, (ffn, flags, self._buffers))
         status = self._library.apexk_hand_off_create(
             runtime.table(), lib.CpuQueue(*ffn.native_queue()), HOW.index(self.how), flags.data_ptr(), runtime.device_address(flags),
             depth, max_experts, ctypes.byref(self._handle), ctypes.byref(self._error))
@@ -83,6 +84,7 @@ class HandOff:
     def join(self, ticket: int, stream: Stream) -> None:
         """What is put on `stream` from now on runs after the job. Once for each ticket. Raises `HandOffError` for an earlier job."""
         self.check()
+        self._joined[stream.handle] = stream
         self._raise_for("waiting for the CPU", self._library.apexk_hand_off_join(self._handle, ticket, stream.handle, ctypes.byref(self._error)))
 
     def wait(self, ticket: int) -> Finished:
@@ -103,7 +105,7 @@ class HandOff:
         self._raise_if_closed()
 
     def close(self) -> None:
-        """Waits for outstanding jobs and ends the thread. May be called again."""
+        """Waits for outstanding jobs and for the streams that joined them, and ends the thread. May be called again."""
         self._close()
 
     def _look(self, ticket: int, timeout_us: int) -> Finished | None:
@@ -130,12 +132,19 @@ class HandOff:
             raise ValueError("this hand-off is closed")
 
 
-def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, outlive: tuple) -> None:
-    """`outlive`: what the jobs and the thread use."""
+def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime, joined: dict[int, Stream], outlive: tuple) -> None:
+    """`outlive`: what the jobs, the thread and the streams use."""
     handle_value, handle.value = handle.value, None  # every call refuses a null handle
     if library.apexk_hand_off_destroy(handle_value, _CLOSE_US) == lib.NOT_DONE:
-        _LEFT.append(outlive)
+        _LEFT.append((runtime, *outlive))
         log.error("CPU jobs were still outstanding %d s after the hand-off was closed: a stream failed or hangs; their memory is kept", _CLOSE_US // 1_000_000)
+        return
+    try:
+        for stream in joined.values():
+            runtime.synchronize_stream(stream)
+    except RuntimeError as error:  # the runtime is closed or broken: nobody can tell whether a stream still looks at a flag
+        _LEFT.append((runtime, *outlive))
+        log.error("the streams that waited for CPU jobs could not be waited for (%s); their memory is kept", error)
 
 
 _LEFT: list[tuple] = []
