@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import time
 import os
 import random
 from dataclasses import replace
@@ -142,19 +143,20 @@ def test_a_failed_prefetch_costs_its_victim_and_no_token(run, monkeypatch, caplo
     speculate, calls = Channel.speculate, itertools.count()
 
     def failing(self, queue):
-        if next(calls) in (1, 4):
-            self.runtime.fail("memcpy", after=1)
+        if next(calls) % 3 == 0:
+            self.runtime.fail("memcpy", after=0)
             speculate(self, queue)
-            import time
-
-            time.sleep(0.02)  # the channel's thread takes the failure, not the next read-back
+            time.sleep(0.05)  # the channel's thread takes the failure, not the next read-back
         else:
             speculate(self, queue)
 
     monkeypatch.setattr(Channel, "speculate", failing)
     with caplog.at_level(logging.WARNING, "apexk"):
-        run(policy="sa_only", pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
-    assert any("the prefetch of expert" in record.getMessage() for record in caplog.records)
+        for _ in range(8):  # on a busy machine predictions may all come too late to be acted on
+            run(policy="sa_only", pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
+            if any("the prefetch of expert" in record.getMessage() for record in caplog.records):
+                return
+    raise AssertionError("no prefetch failed")
 
 
 @pytest.mark.parametrize("call", ["memcpy", "event_record", "wait_event", "launch"])
