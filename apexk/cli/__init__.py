@@ -61,6 +61,11 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"apexk {args.verb}: {error}", file=sys.stderr)
         return FAILED
+    except RuntimeError as error:
+        if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
+            raise
+        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        return LACKING
     except KeyboardInterrupt:
         print(f"apexk {args.verb}: interrupted", file=sys.stderr)
         return FAILED

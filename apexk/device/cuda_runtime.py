@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from apexk.device.native.library import CudaApi
-from apexk.device.runtime import CudaError, CudaRuntime, Event, OutOfMemory, Stream
+from apexk.device.runtime import CudaError, CudaRuntime, Event, MissingDevice, OutOfMemory, Stream
 from apexk.kernels.cuda import build
 
 log = logging.getLogger("apexk.device")
@@ -227,13 +227,13 @@ class TorchCuda(CudaRuntime):
 
 def _cupy():
     if not torch.cuda.is_available():
-        raise RuntimeError("device 'cuda' needs a GPU: torch sees no CUDA device (a CPU build of torch, no driver, or CUDA_VISIBLE_DEVICES is empty); "
+        raise MissingDevice("device 'cuda' needs a GPU: torch sees no CUDA device (a CPU build of torch, no driver, or CUDA_VISIBLE_DEVICES is empty); "
                            "device 'cpu' runs without one")
     try:
         import cupy
     except ImportError as error:
         major = torch.version.cuda.split(".")[0]
-        raise RuntimeError(f"device 'cuda' needs cupy: pip install cupy-cuda{major}x (torch is built for CUDA {torch.version.cuda})") from error
+        raise MissingDevice(f"device 'cuda' needs cupy: pip install cupy-cuda{major}x (torch is built for CUDA {torch.version.cuda})") from error
     return cupy
 
 
@@ -243,7 +243,7 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     try:
         return tuple(ctypes.CDLL(name) for name in names)
     except OSError as error:
-        raise RuntimeError(f"device 'cuda' needs {' and '.join(names)}, which torch and the driver bring: {error}") from error
+        raise MissingDevice(f"device 'cuda' needs {' and '.join(names)}, which torch and the driver bring: {error}") from error
 
 
 def _address(library: ctypes.CDLL, function: str) -> int:

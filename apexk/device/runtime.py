@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from apexk.device.native.library import CudaApi
 
 
+class MissingDevice(RuntimeError):
+    """This machine, or this installation, lacks what the device needs."""
+
+
 class CudaError(RuntimeError):
     """A CUDA call failed; `code` is its cudaError_t (or CUresult), `call` its name."""
 

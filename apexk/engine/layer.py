@@ -21,6 +21,8 @@ from apexk.engine.runtime import Engine
 from apexk.policy import check_plan, decision_to_dict, exact_candidates
 from apexk.policy.types import Plan, Prediction, RouteView
 
+MOST_PARTS = 128  # of one input; the CPU's queue holds the jobs of all
+
 log = logging.getLogger("apexk")
 
 
@@ -45,7 +47,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     device, policy = engine.device, engine.policy
     at = engine.enter(layer, phase)
     device.begin_layer(at)
-    rows.parts = rows.split(engine.settings.part_tokens)
+    rows.parts = rows.split(max(engine.settings.part_tokens, -(-rows.tokens // MOST_PARTS)))
     loads = device.read_back(at, rows)
     if engine.recorder is not None:
         engine.recorder(at, rows, next_router)

@@ -38,8 +38,8 @@ class Engine:
         self.totals = {"prefill": Totals(), "decode": Totals()}
         self.recorder: Callable | None = None  # called with (at, rows, next router) at each routing event
         self.observer = Observer(device, policy, self.totals)
-        #: held by whoever runs a layer: passes of several threads take turns, layer by layer
-        self.lock = threading.Lock()
+        #: held by whoever runs a layer or ends the engine: threads take turns, layer by layer. A signal handler may end it
+        self.lock = threading.RLock()
         self._step, self._layer = -1, shape.layers
         self.restart()
 

@@ -49,8 +49,8 @@ class LayerForward:
         self._check_routing(self._layer + 1, topk_ids, topk_weights)
         return topk_ids, topk_weights
 
-    def _check(self, hidden_states: torch.Tensor) -> None:
-        if torch.is_grad_enabled() and self._block.training:
+    def _check(self, hidden_states: torch.Tensor, grad: bool) -> None:
+        if grad and self._block.training:
             raise RuntimeError("apexk is for inference: call model.eval(), or handle.restore() before training")
         if not self._views.in_place(self._layer):
             raise RuntimeError(
@@ -81,9 +81,11 @@ class BlockForward(LayerForward):
 
     @torch.compiler.disable  # a compiled model runs the engine as it is
     def __call__(self, hidden_states: torch.Tensor):
-        experts, family = self._experts, self._experts.family
-        self._check(hidden_states)
+        experts, family, grad = self._experts, self._experts.family, torch.is_grad_enabled()
         with self._engine.lock, torch.no_grad():
+            if self.handle.restored:  # by another thread, since this pass came to the block
+                return type(self._block).forward(self._block, hidden_states)
+            self._check(hidden_states, grad)
             x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
             logits, topk_weights, topk_ids = experts.route(self._layer, x, record=True)
             task = self._submit(x, topk_ids, topk_weights, phase_of(hidden_states))
@@ -113,8 +115,11 @@ class ExpertsForward(LayerForward):
 
     @torch.compiler.disable
     def __call__(self, hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        self._check(hidden_states)
+        grad = torch.is_grad_enabled()
         with self._engine.lock, torch.no_grad():
+            if self.handle.restored:
+                return type(self._module).forward(self._module, hidden_states, topk_ids, topk_weights)
+            self._check(hidden_states, grad)
             x = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
             ids, weights = (t.reshape(x.shape[0], -1).contiguous() for t in (topk_ids, topk_weights))
             out = torch.empty_like(x)

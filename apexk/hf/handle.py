@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 
 from torch import nn
@@ -35,11 +36,12 @@ class Handle:
         self._lock = threading.RLock()  # a signal handler may restore while a restore runs
 
     def restore(self) -> None:
-        """Brings the model back, bit for bit, stops the workers and finishes the timeline. A second call does nothing.
+        """Brings the model back, bit for bit, stops the workers and finishes the timeline. A second call does nothing. A pass of
+        another thread ends its layer first and goes on with the model's own.
 
         Raises OSError where the timeline cannot be finished; the model is restored all the same.
         """
-        with self._lock:
+        with self._lock, self.engine.lock if self.engine is not None else nullcontext():
             if self._restored:
                 return
             uninstall(self._experts)
@@ -54,6 +56,10 @@ class Handle:
                 self._timeline.close()
             except OSError as error:
                 raise OSError(f"the model is restored, but its timeline {self.config.timeline} could not be finished: {error}") from error
+
+    @property
+    def restored(self) -> bool:
+        return self._restored
 
     def __enter__(self) -> Handle:
         if self._restored:

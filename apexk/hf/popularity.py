@@ -15,7 +15,7 @@ def popularity(model: nn.Module, batches: Iterable[Mapping[str, torch.Tensor]]) 
     """Activation counts `[layers][experts]` over `batches` of model inputs, for `ApexConfig(popularity=...)`.
 
     Runs `model(**batch)` for each batch; take a text that is not the one to be evaluated. Padding counts as any token.
-    Raises `UnsupportedModel`. The model is left as it was.
+    Raises `UnsupportedModel`, and ValueError where no token was counted. The model is left as it was.
     """
     experts = find_experts(model)
     counts = torch.zeros(len(experts.blocks), experts.experts, dtype=torch.int64)
@@ -34,4 +34,6 @@ def popularity(model: nn.Module, batches: Iterable[Mapping[str, torch.Tensor]]) 
     finally:
         for hook in hooks:
             hook.remove()
+    if not counts.any():
+        raise ValueError("batches held no tokens; wanted at least one batch of model inputs, such as tokenizer(text, return_tensors='pt')")
     return counts.tolist()

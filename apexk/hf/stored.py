@@ -3,7 +3,7 @@
 While its model is swapped, such a parameter holds one NaN for all of its elements: it has its shape and its dtype, takes
 no memory, and whoever computes from it sees it at once. What reads or writes a parameter as a whole gets or sets its
 values: `detach` (and so `state_dict` and `save_pretrained`), `copy_` (`load_state_dict`), `copy.deepcopy`, pickling.
-Other writes are refused by torch, since all elements share one place.
+Other writes are refused by torch, since all elements share one place, or have no effect (`fill_`, `zero_`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def hide(parameter: nn.Parameter, place: Place) -> None:
 def show(parameter: StoredParameter, memory: torch.Tensor) -> None:
     """The parameter is a plain one again, with its values in `memory`, which has its shape."""
     place = parameter.place
-    if bool(parameter.data.reshape(-1)[:1].isnan().all()):  # as `hide` left it, or a conversion of that (`model.to(...)`)
+    alone = all(stride == 0 for stride, size in zip(parameter.data.stride(), parameter.shape, strict=True) if size > 1)
+    # as `hide` left it, whatever was filled into it, or a conversion of that (`model.to(...)`)
+    if alone or bool(parameter.data.reshape(-1)[:1].isnan().all()):
         with torch.no_grad():
             take(place.layout, place.among(memory), place.store, place.layer)
         kind, device = parameter.dtype, parameter.device

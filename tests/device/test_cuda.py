@@ -3,9 +3,9 @@
 import itertools
 import json
 import logging
-import time
 import os
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -389,3 +389,15 @@ def test_an_interrupt_anywhere_leaves_a_model_that_works(trained, plain, fake_gp
                 demo.generate(model, tokenizer, texts, NEW_TOKENS)
         assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
     assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
+
+
+def test_an_input_of_hundreds_of_parts(fake_gpu):
+    """A part of one token is asked for, but not more parts than the CPU's queue holds jobs of."""
+    from apexk.testing.tiny import tiny
+
+    model, ids = tiny("qwen3_moe"), torch.randint(0, 60, (1, 300))
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+        with fake_gpu(), apexk.swap(model, apexk.ApexConfig(device="cuda", pool=1, part_tokens=1)):
+            found = model(input_ids=ids).logits
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1)) and (found - wanted).abs().max() < 1e-4

@@ -14,6 +14,7 @@ from hf_models import assert_as_before, native_threads, snapshot, tiny
 import apexk
 from apexk.demo import model as demo
 from apexk.device.base import CopyFailed
+from apexk.testing.tiny import tiny as testing_tiny
 
 
 @pytest.mark.parametrize("policy", ["apex", "ea_only", "mixtral_offloading", "hybrimoe"])
@@ -136,3 +137,46 @@ def test_an_idle_swapped_model_uses_no_processor():
         time.sleep(0.5)
         after = os.times()
     assert after.user + after.system - before.user - before.system <= 0.02
+
+
+@pytest.mark.parametrize("device", ["virtual", "cpu"])
+def test_a_restore_by_another_thread_waits_for_the_layer(device):
+    """The pass goes on with the model's own layers, and nothing that runs loses its memory."""
+    model = tiny(num_experts=8, num_hidden_layers=4)
+    before, keys = snapshot(model), list(model.state_dict())
+    ids = torch.randint(0, 64, (2, 40))
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits
+    draw, errors = random.Random(7), []
+
+    def passes(stop):
+        try:
+            with torch.no_grad():
+                while not stop.is_set():
+                    assert torch.allclose(model(input_ids=ids).logits, wanted, rtol=0, atol=1e-5)
+        except BaseException as error:  # told below: a thread's own end is quiet
+            errors.append(error)
+
+    for _ in range(12):
+        handle, stop = apexk.swap(model, apexk.ApexConfig(pool=3 if device == "virtual" else 0, device=device)), threading.Event()
+        thread = threading.Thread(target=passes, args=(stop,))
+        thread.start()
+        time.sleep(draw.uniform(0, 0.03))
+        handle.restore()
+        stop.set()
+        thread.join()
+    assert not errors
+    assert_as_before(model, before, keys)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "dbrx"])
+def test_filling_a_parameter_that_is_not_a_view_destroys_nothing(model_type):
+    model = testing_tiny(model_type)
+    before, keys, hidden = snapshot(model), list(model.state_dict()), 0
+    with apexk.swap(model, apexk.ApexConfig(pool=2)), torch.no_grad():
+        for parameter in model.parameters():
+            if type(parameter).__name__ == "StoredParameter":
+                hidden += 1
+                parameter.zero_()
+    assert hidden
+    assert_as_before(model, before, keys)

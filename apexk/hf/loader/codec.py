@@ -44,9 +44,13 @@ class Tensor:
         return self.parts[0].nbytes if len(self.parts) == 1 else sum(part.nbytes for part in self.parts)
 
     def values(self, read: Read, dtype: torch.dtype | None = None, rows: tuple[int, int] | None = None) -> torch.Tensor:
-        """Its values in `dtype`; plain ones as stored where that is None. `rows`: those alone, along the first dimension
-        (not of a matrix in FP8, whose blocks span rows)."""
+        """Its values in `dtype`; plain ones as stored where that is None. `rows`: those alone, along the first dimension."""
         begin, end = rows or (0, self.shape[0] if self.shape else 1)
+        if rows and self.kind == "fp8" and len(self.shape) == 2:  # a block's scale spans rows: whole blocks are read
+            high = self.block[0]
+            first, last = begin // high, -(-end // high)
+            weights, scales = read(self.parts[0], first * high, min(last * high, self.shape[0])), read(self.parts[1], first, last)
+            return dequantize_fp8(weights, scales, self.block, dtype or torch.bfloat16)[begin - first * high : end - first * high]
         parts = [read(part, begin, end if rows else part.shape[0] if part.shape else 1) for part in self.parts]
         if self.kind == "plain":
             return parts[0] if dtype is None else parts[0].to(dtype)

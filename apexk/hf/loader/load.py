@@ -180,6 +180,8 @@ def _dtype(config: PretrainedConfig, dtype: torch.dtype | None, found: list[Tens
         dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if dtype is None:
         dtype = next((t.first.dtype for t in found if t.kind == "plain" and t.first.dtype in DTYPES), torch.bfloat16)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, dtype)
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype}; wanted {', '.join(str(d) for d in DTYPES)}")
+        raise ValueError(f"dtype is {dtype!r}; wanted {', '.join(str(d) for d in DTYPES)}")
     return dtype

@@ -8,8 +8,8 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import apexk
-from apexk.hf.loader.codec import dequantize_fp8, dequantize_mxfp4
-from apexk.hf.loader.headers import CheckpointError
+from apexk.hf.loader.codec import Tensor, dequantize_fp8, dequantize_mxfp4
+from apexk.hf.loader.headers import CheckpointError, Stored
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
@@ -32,6 +32,17 @@ def defined_fp8(weights, scales, block, dtype):
             place = (..., slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
             wanted[place] *= scales[..., i : i + 1, j : j + 1].double()
     return wanted.to(torch.float32).to(dtype)  # a float8 times a float32 rounds once to float32, then once to the dtype
+
+
+@pytest.mark.parametrize("rows", [(0, 12), (12, 24), (24, 30), (0, 30), (5, 6)], ids=str)
+def test_rows_of_an_fp8_matrix_take_their_own_blocks_scales(rows):
+    """As a flat `[E*I, H]` matrix of experts is read, whose share of rows begins inside a block."""
+    stored = quantize(torch.randn(30, 20), (8, 16))
+    parts = tuple(Stored("t", None, 0, t.nbytes, t.dtype, tuple(t.shape)) for t in stored)
+    read = dict(zip(map(id, parts), stored, strict=True))
+    tensor = Tensor("t", (30, 20), parts, "fp8", (8, 16))
+    found = tensor.values(lambda part, begin, end: read[id(part)][begin:end], torch.float32, rows)
+    assert torch.equal(found, defined_fp8(*stored, (8, 16), torch.float32)[slice(*rows)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
