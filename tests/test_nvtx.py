@@ -134,6 +134,38 @@ def test_native_threads(built):
     assert worker == [(0, "host.ffn", "L07/host.ffn", 3), (1, "host.rows", "L07/host.rows", 1 << 40)]
 
 
+TRANSFERS = """
+import torch
+from apexk.device.native.channel import Channel, Copy
+from apexk.device.native.fake import FakeCuda
+from apexk.device.native.hand_off import HandOff
+from apexk.kernels.cpu.ffn import HostFFN
+
+runtime, ffn = FakeCuda(), HostFFN(threads=1)
+weights = torch.randn(2, 3 * 16 * 16)
+source, slot = runtime.empty_pinned((1, 4096), torch.uint8), runtime.empty_device((1, 4096), torch.uint8)
+channel = Channel(runtime, runtime.new_stream("h2d"))
+landed = runtime.new_event()
+channel.speculate([Copy(1, 5, slot.data_ptr(), source.data_ptr(), 4096, landed, expert=37)])
+while not channel.stop(4).landed:
+    pass
+hand_off, down = HandOff(runtime, ffn, max_experts=2, how="flags"), runtime.new_stream("down")
+x, out = (runtime.empty_pinned((1, 16), torch.float32) for _ in range(2))
+ids, pair = runtime.empty_pinned((1, 1), torch.int64).zero_(), runtime.empty_pinned((1, 1), torch.float32)
+hand_off.wait(hand_off.submit(down, x, torch.tensor([row.data_ptr() for row in weights]), ids, pair, [0, 1], out, intermediate=16, layer=6))
+channel.close(), hand_off.close(), ffn.close(), runtime.close()
+"""
+
+
+@needs_compiler
+def test_the_transfer_layers_threads(built):
+    """The channel's thread and the hand-off's each say what they launch."""
+    lines, _ = record(built, TRANSFERS)
+    found = sorted(nest(lines).values())
+    assert len(found) == 2 and found[1] == [(0, "host.ffn", "L06/host.ffn", 2)]
+    assert found[0] and set(found[0]) == {(0, "copy.spec", "L05/copy.spec", 37)}  # one a piece
+
+
 @needs_compiler
 def test_native_threads_without_a_tool(built):
     lines, printed = record(built, "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).run_native_threads())", built / "nvtx_threads.so", attach=False)

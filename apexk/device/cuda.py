@@ -152,7 +152,7 @@ class CudaDevice:
             wait(self.runtime, self._down, earlier)
         x, weights = buffer.stage(rows, self._down)
         ids = self._ids[rows.start * rows.topk :][: rows.tokens * rows.topk].view(rows.tokens, rows.topk)
-        ticket = self.hand_off.submit(self._down, x, self._host_blocks[at.layer], ids, weights, experts, buffer.host_rows(rows), **self._rule)
+        ticket = self.hand_off.submit(self._down, x, self._host_blocks[at.layer], ids, weights, experts, buffer.host_rows(rows), layer=at.layer, **self._rule)
         jobs = self._jobs.setdefault(rows.buffer or 0, [])
         jobs.append((ticket, tuple(experts)))
         facts = {"experts": list(experts), "tokens": sum(loads[e] for e in experts), "names": (accesses.host_ffn, experts, rows.buffer)}

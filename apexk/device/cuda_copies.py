@@ -171,7 +171,7 @@ class Copies:
 
     def _copy(self, layer: int, expert: int, slot: int, start: Event | None, done: Event, after: Event | None = None) -> Copy:
         self._tags += 1
-        return Copy(self._tags, layer, self._targets[layer][slot], self._sources[layer][expert], self.bytes, done, start, after)
+        return Copy(self._tags, layer, self._targets[layer][slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
 
     def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, events: tuple[Event, Event] | None = None, **facts) -> Operation:
         start, end = events or (self._clock.take(), self._clock.take())

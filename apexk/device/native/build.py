@@ -14,6 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+NVTX = ROOT / "profiling" / "native"  # ranges of native threads
 CPU = ROOT / "kernels" / "cpu"  # the job queue's interface, and how its native code waits
 
 LIBRARIES = {  # name -> source files
@@ -50,11 +51,11 @@ def build_selftest(out_dir: Path, flags: Sequence[str] = (), replaced: Mapping[s
 def compile_(inputs: Sequence[Path], target: Path, flags: Sequence[str]) -> Path:
     """One compiler call, left out when `target` is newer than everything that it could be made from."""
     cpu = _cpu_build()
-    headers = [path for folder in (HERE / "include", HERE / "src", HERE / "tests", CPU / "include", CPU / "src") for path in folder.glob("*.h")]
+    headers = [path for folder in (HERE / "include", HERE / "src", HERE / "tests", NVTX, CPU / "include", CPU / "src") for path in folder.glob("*.h")]
     if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in (Path(__file__), *inputs, *headers)):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    includes = [f"-I{folder}" for folder in (HERE / "include", HERE / "src", HERE / "tests", CPU / "include", CPU / "src")]
+    includes = [f"-I{folder}" for folder in (HERE / "include", HERE / "src", HERE / "tests", NVTX, CPU / "include", CPU / "src")]
     cpu._call([*cpu.compiler(), *FLAGS, *includes, *inputs, *flags], target)
     return target
 

@@ -26,6 +26,7 @@ class Copy(NamedTuple):
     done: Event  # recorded behind the last byte
     start: Event | None = None  # a timing event, recorded ahead of the first byte
     after: Event | None = None
+    expert: int = 0  # for the NVTX range
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Channel:
         if len(self._copies) < len(copies):
             self._copies = (lib.NativeCopy * len(copies))()
         for to, copy in zip(self._copies, copies, strict=False):
-            to.dst, to.src, to.bytes, to.tag, to.layer, to.error = copy.dst, copy.src, copy.nbytes, copy.tag, copy.layer, 0
+            to.dst, to.src, to.bytes, to.tag, to.layer, to.expert, to.error = copy.dst, copy.src, copy.nbytes, copy.tag, copy.layer, copy.expert, 0
             to.done = copy.done.handle
             to.start = copy.start.handle if copy.start else None
             to.after = copy.after.handle if copy.after else None

@@ -64,15 +64,15 @@ class HandOff:
 
     def submit(self, rows: Stream, x: torch.Tensor, blocks: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
                experts: Sequence[int], out: torch.Tensor, *, intermediate: int, activation: str = "silu", biases: bool = False,
-               weight_on_input: bool = False, summed: bool = False) -> int:
+               weight_on_input: bool = False, summed: bool = False, layer: int = 0) -> int:
         """As `HostFFN.submit`, once all that is now on the stream `rows` is done (so the copies into x, topk_ids and
-        topk_weights, which are pinned, have been put there). Returns a ticket. Raises `HandOffError` for an earlier job."""
+        topk_weights, which are pinned, have been put there). `layer` names the NVTX range. Returns a ticket. Raises `HandOffError` for an earlier job."""
         self.check()
         if len(experts) > self.max_experts:
             raise ValueError(f"{len(experts)} experts for one job; this hand-off was made for at most {self.max_experts}")
         call, keep = self._ffn.native_call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases,
                                            weight_on_input, summed)
-        status = self._library.apexk_hand_off_submit(self._handle, call, rows.handle, ctypes.byref(self._ticket), ctypes.byref(self._error))
+        status = self._library.apexk_hand_off_submit(self._handle, call, rows.handle, layer, ctypes.byref(self._ticket), ctypes.byref(self._error))
         if status == lib.FULL:
             raise RuntimeError(f"{self.depth} CPU jobs are outstanding and none has been waited for: make the hand-off with a larger depth")
         self._raise_for("handing rows to the CPU", status)

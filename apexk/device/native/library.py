@@ -50,6 +50,8 @@ class NativeCopy(ctypes.Structure):
         ("tag", c_int64),
         ("layer", c_int32),
         ("error", c_int32),
+        ("expert", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -84,7 +86,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_channel_destroy": (None, [c_void_p]),
     "apexk_hand_off_create": (c_int32, [POINTER(CudaApi), POINTER(CpuQueue), c_int32, c_void_p, c_uint64, c_int32, c_int32,
                                         POINTER(c_void_p), POINTER(c_int32)]),
-    "apexk_hand_off_submit": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p, POINTER(c_uint64), POINTER(c_int32)]),
+    "apexk_hand_off_submit": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p, c_int32, POINTER(c_uint64), POINTER(c_int32)]),
     "apexk_hand_off_join": (c_int32, [c_void_p, c_uint64, c_void_p, POINTER(c_int32)]),
     "apexk_hand_off_wait": (c_int32, [c_void_p, c_uint64, c_int64, POINTER(c_int32), POINTER(c_int64), POINTER(c_int64)]),
     "apexk_hand_off_failure": (c_int32, [c_void_p, POINTER(c_uint64), POINTER(c_int32)]),

@@ -74,6 +74,8 @@ typedef struct apexk_copy {
   int64_t tag;       /* the caller's name of it, >= 0 */
   int32_t layer;
   int32_t error;     /* out, of exact copies: 0, or the CUDA error; then `done` was not recorded and dst holds nothing usable */
+  int32_t expert;    /* for the NVTX range of the thread that issues it */
+  int32_t reserved;
 } apexk_copy;
 
 typedef struct apexk_stopped { /* what apexk_channel_stop found */
@@ -133,9 +135,9 @@ enum { APEXK_BY_FLAGS = 0, APEXK_BY_HOST_FUNCTIONS = 1 };
 apexk_transfer_status apexk_hand_off_create(const apexk_cuda_api *api, const apexk_cpu_queue *queue, int32_t how, void *flags,
                                             uint64_t flags_device, int32_t depth, int32_t max_experts,
                                             apexk_hand_off **hand_off, int32_t *cuda_error);
-/* Asks for `call` once everything now on `rows` is done. The struct and its `experts` are copied; what the other pointers name
+/* Asks for `call` once everything now on `rows` is done; `layer` is for the NVTX range of the thread that starts it. The struct and its `experts` are copied; what the other pointers name
  * must stay until the job is done. FULL when `depth` jobs are outstanding. */
-apexk_transfer_status apexk_hand_off_submit(apexk_hand_off *hand_off, const apexk_ffn_call *call, apexk_stream rows,
+apexk_transfer_status apexk_hand_off_submit(apexk_hand_off *hand_off, const apexk_ffn_call *call, apexk_stream rows, int32_t layer,
                                             uint64_t *ticket, int32_t *cuda_error);
 /* What is put on `stream` afterwards runs once the job is done. A ticket is joined at most once. */
 apexk_transfer_status apexk_hand_off_join(apexk_hand_off *hand_off, uint64_t ticket, apexk_stream stream, int32_t *cuda_error);

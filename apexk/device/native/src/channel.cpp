@@ -1,5 +1,7 @@
 #include "channel.h"
 
+#include "apexk_nvtx.h"
+
 #include <algorithm>
 #include <chrono>
 
@@ -142,6 +144,7 @@ bool Channel::may_begin(std::unique_lock<std::mutex> &lock) {
 
 void Channel::issue_pieces() {
   while (has_begun_ && begun_.issued < begun_.copy.bytes && issued_ - settled_ < kAhead) {
+    const apexk_nvtx::Range range(apexk_nvtx::COPY_SPEC, begun_.copy.layer, begun_.copy.expert);
     const uint64_t bytes = std::min(piece_bytes_, begun_.copy.bytes - begun_.issued);
     int status = issue(begun_.copy, begun_.issued, bytes);
     if (!status) status = checked(api_.event_record(paces_[issued_ % kAhead], stream_));

@@ -1,5 +1,7 @@
 #include "hand_off.h"
 
+#include "apexk_nvtx.h"
+
 #include <stddef.h>
 #include <sys/prctl.h>
 
@@ -75,13 +77,14 @@ void HandOff::end_thread() {
   thread_.join();
 }
 
-apexk_transfer_status HandOff::submit(const apexk_ffn_call &call, apexk_stream rows, uint64_t *ticket, int *error) {
+apexk_transfer_status HandOff::submit(const apexk_ffn_call &call, apexk_stream rows, int32_t layer, uint64_t *ticket, int *error) {
   const uint64_t number = tickets_.load(std::memory_order_relaxed) + 1;
   Job &job = jobs_[number % jobs_.size()];
   if (!job.finished() || job.joining.load(std::memory_order_acquire)) return APEXK_TRANSFER_FULL;
   job.call = call;
   std::copy_n(call.experts, call.expert_count, job.experts.get());
   job.call.experts = job.experts.get();
+  job.layer = layer;
   job.ticket = number;
   starts_.fetch_add(1, std::memory_order_relaxed);
   *error = by_flags_ ? api_.stream_write_value64(rows, job.flags_device + offsetof(Flags, rows), number, 0)
@@ -175,6 +178,7 @@ void HandOff::start(void *user) {
   HandOff &owner = *job.owner;
   job.start_ns = now_ns();
   apexk_job *handle;
+  const apexk_nvtx::Range range(apexk_nvtx::HOST_FFN, job.layer, job.call.expert_count);
   const apexk_status status = owner.queue_.submit(owner.queue_.pool, &job.call, &HandOff::finish, &job, &handle);
   if (status == APEXK_OK) {  // and perhaps done by now, and `job` in use for another
     owner.queue_.release(handle);

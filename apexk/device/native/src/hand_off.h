@@ -24,7 +24,7 @@ class HandOff {
           int max_experts, int *error);
   ~HandOff();  // no job is outstanding
 
-  apexk_transfer_status submit(const apexk_ffn_call &call, apexk_stream rows, uint64_t *ticket, int *error);
+  apexk_transfer_status submit(const apexk_ffn_call &call, apexk_stream rows, int32_t layer, uint64_t *ticket, int *error);
   apexk_transfer_status join(uint64_t ticket, apexk_stream stream, int *error);
   apexk_transfer_status wait(uint64_t ticket, int64_t timeout_us, int *worker, int64_t *start_ns, int64_t *end_ns);
   apexk_transfer_status failure(uint64_t *ticket, int *worker);
@@ -39,6 +39,7 @@ class HandOff {
     uint64_t flags_device;
     std::unique_ptr<int32_t[]> experts;
     apexk_ffn_call call;
+    int32_t layer = 0;
     uint64_t ticket = 0;  // of its latest use; 0: none that anybody will finish
     std::atomic<bool> joining{false};  // a host function will look at this job
     apexk_event started = nullptr;     // by host functions: recorded behind the one that starts the job

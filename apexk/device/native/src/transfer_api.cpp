@@ -104,12 +104,12 @@ APEXK_EXPORT apexk_transfer_status apexk_hand_off_create(const apexk_cuda_api *a
 }
 
 APEXK_EXPORT apexk_transfer_status apexk_hand_off_submit(apexk_hand_off *hand_off, const apexk_ffn_call *call,
-                                                         apexk_stream rows, uint64_t *ticket, int32_t *cuda_error) {
+                                                         apexk_stream rows, int32_t layer, uint64_t *ticket, int32_t *cuda_error) {
   if (!hand_off || !call || !ticket || !cuda_error || call->expert_count < 0 ||
       call->expert_count > hand_off->hand_off.max_experts()) {
     return APEXK_TRANSFER_BAD_ARGUMENT;
   }
-  return hand_off->hand_off.submit(*call, rows, ticket, cuda_error);
+  return hand_off->hand_off.submit(*call, rows, layer, ticket, cuda_error);
 }
 
 APEXK_EXPORT apexk_transfer_status apexk_hand_off_join(apexk_hand_off *hand_off, uint64_t ticket, apexk_stream stream,

@@ -112,7 +112,7 @@ struct Bench {
   apexk_transfer_status submit(uint64_t *ticket, int first = 3) {
     const int32_t experts[] = {first, 4};  // gone when this returns
     const apexk_ffn_call made = call(experts, 2);
-    return apexk_hand_off_submit(hand_off, &made, down, ticket, &error);
+    return apexk_hand_off_submit(hand_off, &made, down, 0, ticket, &error);
   }
   apexk_transfer_status wait(uint64_t ticket, int64_t us = 10'000'000) {
     return apexk_hand_off_wait(hand_off, ticket, us, &status, &start_ns, &end_ns);
@@ -230,7 +230,7 @@ void failures_at_once() {
     for (int i = 0; i < 2; i++) {
       bench.worker.refuse = APEXK_NO_MEMORY;
       const apexk_ffn_call call = bench.call(nullptr, 0);
-      OK(apexk_hand_off_submit(bench.hand_off, &call, i ? other : bench.down, &tickets[i], &bench.error));
+      OK(apexk_hand_off_submit(bench.hand_off, &call, i ? other : bench.down, 0, &tickets[i], &bench.error));
     }
     await([&] { return apexk_hand_off_failure(bench.hand_off, &told, &bench.status) == APEXK_TRANSFER_WORKER; });
     for (const uint64_t ticket : tickets) bench.wait(ticket);
@@ -272,7 +272,7 @@ void empty_call() {
       uint64_t ticket;
       apexk_ffn_call call = bench.call(nullptr, 0);
       call.tokens = 0;
-      OK(apexk_hand_off_submit(bench.hand_off, &call, bench.down, &ticket, &bench.error));
+      OK(apexk_hand_off_submit(bench.hand_off, &call, bench.down, 0, &ticket, &bench.error));
       OK(apexk_hand_off_join(bench.hand_off, ticket, bench.back, &bench.error));
       OK(bench.wait(ticket));
       OK(bench.fake.api.stream_synchronize(bench.back));
