@@ -79,7 +79,8 @@ setup(
         "cuda13": ["triton>=3.6", "cupy-cuda13x"],
         "plots": ["matplotlib"],
         "parquet": ["pyarrow"],
-        "test": ["pytest", "hypothesis", "triton>=3.6", "matplotlib", "ruff", "build"],
+        "serve": ["fastapi", "uvicorn", "openai", "rich"],
+        "test": ["pytest", "hypothesis", "triton>=3.6", "matplotlib", "ruff", "build", "pyarrow", "fastapi", "uvicorn", "openai", "rich"],
     },
     entry_points={"console_scripts": ["apexk=apexk.cli:main"]},
     ext_modules=[
