@@ -18,6 +18,7 @@ from apexk.device.native.channel import Channel
 from apexk.device.native.hand_off import HandOffError
 from apexk.device.runtime import CudaError
 from apexk.policy import decision_from_dict, get, names
+from apexk.testing.tiny import tiny
 from apexk.timeline import read
 
 NEW_TOKENS = 5
@@ -391,13 +392,9 @@ def test_an_interrupt_anywhere_leaves_a_model_that_works(trained, plain, fake_gp
     assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
 
 
-def test_an_input_of_hundreds_of_parts(fake_gpu):
-    """A part of one token is asked for, but not more parts than the CPU's queue holds jobs of."""
-    from apexk.testing.tiny import tiny
-
+def test_an_input_of_hundreds_of_parts(fake_gpu):  # of one token are asked for: more than the CPU's queue holds jobs of
     model, ids = tiny("qwen3_moe"), torch.randint(0, 60, (1, 300))
-    with torch.no_grad():
-        wanted = model(input_ids=ids).logits
-        with fake_gpu(), apexk.swap(model, apexk.ApexConfig(device="cuda", pool=1, part_tokens=1)):
-            found = model(input_ids=ids).logits
+    wanted = torch.no_grad()(model)(input_ids=ids).logits
+    with torch.no_grad(), fake_gpu(), apexk.swap(model, apexk.ApexConfig(device="cuda", pool=1, part_tokens=1)):
+        found = model(input_ids=ids).logits
     assert torch.equal(found.argmax(-1), wanted.argmax(-1)) and (found - wanted).abs().max() < 1e-4

@@ -14,7 +14,7 @@ from hf_models import assert_as_before, native_threads, snapshot, tiny
 import apexk
 from apexk.demo import model as demo
 from apexk.device.base import CopyFailed
-from apexk.testing.tiny import tiny as testing_tiny
+from apexk.testing.tiny import tiny as family
 
 
 @pytest.mark.parametrize("policy", ["apex", "ea_only", "mixtral_offloading", "hybrimoe"])
@@ -171,7 +171,7 @@ def test_a_restore_by_another_thread_waits_for_the_layer(device):
 
 @pytest.mark.parametrize("model_type", ["gpt_oss", "dbrx"])
 def test_filling_a_parameter_that_is_not_a_view_destroys_nothing(model_type):
-    model = testing_tiny(model_type)
+    model = family(model_type)
     before, keys, hidden = snapshot(model), list(model.state_dict()), 0
     with apexk.swap(model, apexk.ApexConfig(pool=2)), torch.no_grad():
         for parameter in model.parameters():

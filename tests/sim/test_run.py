@@ -32,7 +32,7 @@ def demand():
 @pytest.mark.parametrize("pool", [0, 4, 16, 32])
 @pytest.mark.parametrize(("name", "exact", "speculative"), [("no_assign", 0, 0), ("sa_only", 0, 1), ("ea_only", 1, 0), ("apex", 1, 1)])
 def test_simulation_is_the_described_run(demand, name, exact, speculative, pool):
-    run = simulate(demand, PAPER, name, pool, warmup=0)
+    run = simulate(demand, PAPER, name, pool, warmup=0, config={"evict": "utility"})
     wanted = oracle.Oracle(PAPER, 4, pool, bool(exact), bool(speculative), decay=0.5)
     wanted.start(run.engine.policy.initial, demand.popularity, 4)
     guess = [[None if p is None else {e: (n, p[1][e]) for e, n in p[0].items()} for p in s.predicted] for s in demand.steps]
