@@ -41,7 +41,6 @@ PAYLOADS = {
 }  # fmt: skip
 
 
-
 class _Nothing:
     """A range without a tool. Both methods are built-in functions, the second one of any arguments and with a false result: a
     third of what `contextlib.nullcontext` costs."""
@@ -52,6 +51,7 @@ class _Nothing:
 
 
 NOTHING = _Nothing()
+_NOTHINGS = dict.fromkeys(COLORS, NOTHING)  # by kind, so that an unknown one is refused here too
 
 
 def message(kind: str, layer: int) -> str:
@@ -61,42 +61,41 @@ def message(kind: str, layer: int) -> str:
     return f"L{layer:02d}" if kind == LAYER else f"L{layer:02d}/{kind}"
 
 
+def _silent(layers: int):
+    """Ranges that reach nobody. A plain function: Python calls an instance three times as slowly."""
+
+    def silent(kind: str, layer: int, payload: int = 0) -> _Nothing:
+        return _NOTHINGS[kind]
+
+    silent.layers, silent.active = layers, False
+    return silent
+
+
 class Ranges:
-    """Prebuilt ranges of `layers` layers. Calling it returns the context manager of one range."""
+    """Prebuilt ranges of `layers` layers. Calling it returns the context manager of one range. `active` says whether ranges reach
+    a tool; where they do not, this is a function with the same attributes."""
+
+    active = True
+
+    def __new__(cls, layers: int, enabled: bool = True):
+        domain = nvtx.get_domain(DOMAIN) if nvtx is not None and enabled else None
+        if domain is None or domain.get_event_attributes() is None:
+            return _silent(layers)
+        return super().__new__(cls)
 
     def __init__(self, layers: int, enabled: bool = True):
         self.layers = layers
-        self._ranges: dict[str, list[_Range]] = {}
-        domain = nvtx.get_domain(DOMAIN) if nvtx is not None and enabled else None
-        for kind in COLORS:
-            self._ranges[kind] = made = []
-            for layer in range(layers):
-                attributes = domain and domain.get_event_attributes(message(kind, layer), COLORS[kind], kind, 0)
-                made.append(NOTHING if attributes is None else _Range(domain, attributes))
-        if not self.active:
-            self.__class__ = _Silent
-
-    @property
-    def active(self) -> bool:
-        """Whether ranges reach a tool."""
-        return any(made and made[0] is not NOTHING for made in self._ranges.values())
+        domain = nvtx.get_domain(DOMAIN)
+        self._ranges = {
+            kind: [_Range(domain, domain.get_event_attributes(message(kind, layer), color, kind, 0)) for layer in range(layers)]
+            for kind, color in COLORS.items()
+        }
 
     def __call__(self, kind: str, layer: int, payload: int = 0) -> AbstractContextManager:
         """The range of `kind` (one of COLORS) in `layer`; enter it at once, with no other in between."""
         made = self._ranges[kind][layer]
-        if made is not NOTHING:
-            made.attributes.payload = payload
+        made.attributes.payload = payload
         return made
-
-
-_NOTHINGS = dict.fromkeys(COLORS, NOTHING)
-
-
-class _Silent(Ranges):
-    """Ranges that reach nobody: a step of 320 of them must cost less than 0.1 ms."""
-
-    def __call__(self, kind: str, layer: int, payload: int = 0) -> AbstractContextManager:
-        return _NOTHINGS[kind]
 
 
 class _Range:
