@@ -54,7 +54,7 @@ class Channel:
         self._library = lib.load()
         self._handle, self._error = ctypes.c_void_p(), ctypes.c_int32()
         self._stopped, self._tags = lib.NativeStopped(), (ctypes.c_int64 * capacity)()
-        self._bytes: dict[int, int] = {}  # of the speculative copies that the channel has, by tag
+        self._speculative: dict[int, Copy] = {}  # those that the channel has, by tag
         self._copies = (lib.NativeCopy * 1)()
         # before there is a thread: an interrupt may arrive while it starts
         self._close = weakref.finalize(self, _destroy, self._library, self._handle, runtime)
@@ -73,33 +73,34 @@ class Channel:
 
     def speculate(self, queue: Sequence[Copy]) -> None:
         """Queues speculative copies ahead of what is queued already; the one under way is finished first."""
+        self._speculative.update((copy.tag, copy) for copy in queue)  # at first: a refused one goes with the next stop
         status = self._library.apexk_channel_speculate(self._handle, self._native(queue), len(queue))
         if status == lib.FULL:
             raise RuntimeError(f"the speculative queue holds {len(self._tags)} copies at most, queued or not yet reported; "
                                f"{len(queue)} more do not fit: make the channel with a larger capacity")
         self._raise_for("speculate", status)
-        self._bytes.update((copy.tag, copy.nbytes) for copy in queue)
 
     def stop(self, layer: int) -> StoppedCopies:
         """Drops what has not begun for `layer` and below; copies for later layers go on. Waits for nothing."""
         found = self._stopped
         self._raise_for("stop", self._library.apexk_channel_stop(self._handle, layer, self._tags, ctypes.byref(found)))
         tags = tuple(self._tags[: found.landed + found.failed])
-        running = None if found.running < 0 else (found.running, found.left / self._bytes[found.running])
-        for tag in tags:
-            del self._bytes[tag]
+        running = None if found.running < 0 else (found.running, found.left / self._speculative[found.running].nbytes)
+        dropped = (tag for tag, copy in self._speculative.items() if copy.layer <= layer and tag != found.running)
+        for tag in {*tags, *dropped}:
+            del self._speculative[tag]
         return StoppedCopies(tags[: found.landed], tags[found.landed :], running, found.error)
 
     def keep(self, tag: int) -> None:
         """Issues the rest of the running copy; its `done` is recorded when this returns. `CudaError` where a call fails."""
         status = self._library.apexk_channel_keep(self._handle, tag, ctypes.byref(self._error))
-        self._bytes.pop(tag, None)
+        self._speculative.pop(tag, None)
         self._raise_for(f"keeping copy {tag}", status)
 
     def abandon(self, tag: int) -> None:
         """Issues nothing more of the running copy. Its slot may be the target of a later copy at once."""
         status = self._library.apexk_channel_abandon(self._handle, tag)
-        self._bytes.pop(tag, None)
+        self._speculative.pop(tag, None)
         self._raise_for(f"abandoning copy {tag}", status)
 
     def in_flight_bytes(self) -> int:

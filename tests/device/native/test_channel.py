@@ -122,6 +122,17 @@ def test_steady_state_allocates_nothing(make_bench):
     assert bench.runtime.allocations() == made and bench.runtime.count("pageable_copies") == 0
 
 
+def test_dropped_copies_are_forgotten(make_bench):
+    bench = make_bench()
+    for tag in range(0, 60, 3):
+        bench.channel.speculate([bench.copy(n, layer=1)._replace(tag=tag + n) for n in range(3)])
+        bench.channel.stop(1)
+    assert len(bench.channel._speculative) <= 1, "one at most is owed an answer"
+    bench.channel.speculate([bench.copy(0, layer=1)._replace(tag=60), bench.copy(1, layer=2)._replace(tag=61)])
+    assert collect(bench, 2) == [60, 61], "those of later layers go on"
+    assert not bench.channel._speculative
+
+
 def test_close_while_copies_are_under_way(make_bench):
     bench = make_bench(nbytes=1 << 16, runtime={"link_gb_s": 0.01})
     bench.channel.copy([bench.copy(0)])
