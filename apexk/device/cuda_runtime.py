@@ -95,9 +95,9 @@ class TorchCuda(CudaRuntime):
 
     def query(self, event: Event) -> bool:
         status = self._calls.eventQuery(event.handle)
-        if status == NOT_READY:
+        if status:
             self._cudart.cudaGetLastError()  # torch would take it for its next kernel's
-        elif status:
+        if status not in (0, NOT_READY):
             raise CudaError("eventQuery", status)
         return status != NOT_READY
 

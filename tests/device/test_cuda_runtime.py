@@ -51,7 +51,7 @@ class Calls:
         del self.memory[ptr]
 
     def eventQuery(self, event):
-        return NOT_READY if event in self.busy else 0
+        return NOT_READY if event in self.busy else self.fails.get("eventQuery", 0)
 
     def eventElapsedTime(self, start, end):
         return 1.5
@@ -168,14 +168,17 @@ def test_pinned_memory_is_exact_and_goes_with_its_last_view(stand_ins):
 
 
 def test_errors_keep_their_code(stand_ins):
-    calls, _, _ = stand_ins
+    calls, library, _ = stand_ins
     runtime = TorchCuda()
-    calls.fails = {"hostRegister": 2, "eventRecord": 400}
+    calls.fails = {"hostRegister": 2, "eventRecord": 400, "eventQuery": 700}
     with pytest.raises(OutOfMemory, match="hostRegister failed with CUDA error 2: status 2"):
         runtime.register(4096, 8192)
     with pytest.raises(CudaError, match="eventRecord failed with CUDA error 400") as error:
         runtime.record(runtime.new_event(), runtime.new_stream("x"))
     assert error.value.code == 400
+    with pytest.raises(CudaError, match="eventQuery failed with CUDA error 700"):
+        runtime.query(runtime.new_event())
+    assert library.cleared == 1, "cupy asks for an event's state without its check, which clears the thread's last error"
 
 
 @pytest.mark.parametrize("memory_operations", [0, 1])

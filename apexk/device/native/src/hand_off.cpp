@@ -58,7 +58,10 @@ HandOff::HandOff(const apexk_cuda_api &api, const apexk_cpu_queue &queue, bool b
     return;
   }
   for (Job &job : jobs_) {
-    if ((*error = api_.event_create(&job.started, APEXK_EVENT_NO_TIMING))) return;
+    if ((*error = api_.event_create(&job.started, APEXK_EVENT_NO_TIMING))) {
+      api_.get_last_error();
+      return;
+    }
   }
 }
 

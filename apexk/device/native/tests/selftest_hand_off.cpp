@@ -259,7 +259,9 @@ void cuda_failures() {
       apexk_hand_off *none = nullptr;
       const apexk_cpu_queue queue = bench.worker.queue();
       apexk_fake_fail(APEXK_FAKE_EVENT_CREATE, 1, 2);
-      NEED(apexk_hand_off_create(&bench.fake.api, &queue, how, bench.fake.pinned(256), 0, 2, 1, &none, &bench.error) == APEXK_TRANSFER_CUDA && !none, "no event");
+      NEED(apexk_hand_off_create(&bench.fake.api, &queue, how, bench.fake.pinned(256), 0, 2, 1, &none, &bench.error) == APEXK_TRANSFER_CUDA && !none,
+           "no event");
+      NEED(bench.fake.api.get_last_error() == 0, "an error was left");
     }
     for (int n = 0; n < 2 * kDepth; n++) bench.layer(n);
   }
