@@ -33,7 +33,7 @@ class LayerTask:
     at: At
     parts: list[Rows]  # the whole input where it is one
     loads: dict[int, int]
-    cpu: tuple[int, ...]
+    cpu: tuple[int, ...]  # the experts whose copy failed included
     resident: tuple[int, ...]
     arrived: tuple[int, ...]  # copied for this layer; waves have none left
     events: LayerEvents
@@ -78,12 +78,13 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     else:
         ticket = _predict(engine, at, rows, next_router)
         _launch(engine, events, first, plan.gpu_resident + arrived, "gpu.arrived" if arrived else "gpu.resident")
-    if failed:  # the lane is in order: the later event stands for both
-        hosts[0] = _start_host(engine, events, first, failed)
+    if failed:  # the lane is in order: the later event, where the part has tokens for them, stands for both
+        hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
+    cpu = plan.cpu + failed
     if len(parts) > 1:
-        hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
+        hosts.append(_start_host(engine, events, parts[1], cpu))
     _count(engine, view, plan, len(events.copies), failed)
-    task = LayerTask(at, parts, loads, plan.cpu + failed, plan.gpu_resident, arrived, events, hosts, ticket, ticket.event if ticket else None)
+    task = LayerTask(at, parts, loads, cpu, plan.gpu_resident, arrived, events, hosts, ticket, ticket.event if ticket else None)
     _speculate(engine, task)
     return task
 
@@ -127,7 +128,7 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
 
 
 def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequence[int], after: tuple[Event, ...] = ()) -> Event | None:
-    """The CPU's share of `rows`."""
+    """Queues the CPU's share of `rows`; None where it has none and an empty share costs nothing."""
     device, loads = engine.device, rows.loads
     experts = _of_part(rows, experts)
     if not experts and not (device.host_runs_empty and engine.policy.uses_cpu):

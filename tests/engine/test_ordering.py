@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_against_oracle import run_engine, trace
+from test_against_oracle import PAPER, run_engine, trace
 from test_timeline import POLICIES, RULES, check_every_pair_once
 
 import apexk.engine
+from apexk import hardware
 from apexk.device.base import CopyFailed, Rows
 from apexk.device.checked import CheckedDevice, OrderError
 from apexk.timeline.writer import Timeline
@@ -88,25 +89,27 @@ def interrupted(rules):
     engine_layer.join(engine, engine_layer.submit(engine, 0, Rows(tokens=8, topk=4, loads=steps[0][0][0]), "decode"))
 
 
-def in_parts(policy, rules, timeline=None):
-    """Long inputs, each run in five parts that take turns in two buffers."""
-    steps, popularity = trace(3, 40)
-    engine = run_engine(policy, 6, steps[:1], popularity, 40, timeline, settings=rules, wrap=checked)
+def in_parts(policy, rules, timeline=None, wrap=checked, machine=PAPER):
+    """Long inputs, each run in five parts that take turns in two buffers. Each expert has tokens in three of them at most."""
+    steps, popularity = trace(3, 6)
+    engine = run_engine(policy, 6, steps[:1], popularity, 6, timeline, machine, rules, wrap)
     engine_layer = importlib.import_module("apexk.engine.layer")
     for loads, _ in steps[1:4]:
         for layer, whole in enumerate(loads):
-            rows = Rows(tokens=40, topk=4, loads=whole)
+            rows = Rows(tokens=6, topk=4, loads=whole)
             for number in range(5):
-                part = {e: n // 5 + (number < n % 5) for e, n in whole.items()}
-                rows.parts.append(Rows(8, 4, loads={e: n for e, n in part.items() if n}, start=8 * number, buffer=number % 2))
+                part = {e: (n + 2 - turn) // 3 for e, n in whole.items() if (turn := (number - e) % 5) < 3}
+                rows.parts.append(Rows(2, 4, loads={e: n for e, n in part.items() if n}, start=2 * number, buffer=number % 2))
             engine_layer.join(engine, engine_layer.submit(engine, layer, rows, "prefill"))
 
 
+@pytest.mark.parametrize(("machine", "failing"), [("a6000-paper", 0.0), ("pinned-link", 0.2)])  # the second runs no empty CPU path
 @pytest.mark.parametrize("policy", POLICIES)
-def test_parts_are_ordered_and_copied_for_once(policy):
+def test_parts_are_ordered_and_copied_for_once(policy, machine, failing):
+    """Also where a copy fails whose expert has no tokens in the first part."""
     timeline = Timeline(None, keep=True)
-    in_parts(policy, RULES[0], timeline)
-    steps, _ = trace(3, 40)
+    in_parts(policy, RULES[0], timeline, lambda device: CheckedDevice(Unreliable(device, failing=failing)), hardware.load(machine))
+    steps, _ = trace(3, 6)
     key = itemgetter("step", "layer")
     for (step, layer), rows in groupby(sorted(timeline.rows, key=key), key):
         copied, pairs = Counter(), 0
