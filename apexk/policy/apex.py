@@ -14,8 +14,8 @@ from .types import Observation, Phase, Plan, PolicyOptions, Prediction, RouteVie
 class Apex(Policy):
     """Exact and speculative copies together, with the affine cost model and residents first unless told otherwise.
 
-    Beside the paper: victims are chosen by `LearntUtility`, a layer whose copying plans measure slower than none stops copying (`guard`), and residents whose
-    kernel would be the longer path are left to the CPU (`spills`).
+    Beside the paper: victims are chosen by `LearntUtility`, a layer whose copying plans measure slower than none stops
+    copying (`guard`), and residents whose kernel would be the longer path are left to the CPU (`spills`).
     """
 
     name = "apex"

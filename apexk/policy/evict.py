@@ -67,37 +67,41 @@ class LayerUtility:
 class LearntUtility(LayerUtility):
     """`learnt`: fast utility plus standing popularity, in a proportion that each layer learns while it runs. Ours.
 
-        u <- gamma*u + log(1 + n)        value = u + w * log(1 + popularity)
+        u <- gamma*u + log(1 + n)        value = u + w*s        s = log(1 + popularity)
+
+    popularity scaled as for `utility`: the layer's total equals the first load seen.
 
     What an expert did lately tells of the text's topic, popularity of the model, and how much of either carries over to the
-    next step differs between layers and texts. `w` is the ratio of the two coefficients of a least-squares line for the next
-    step's log(1 + n) over all experts of the layer. Its sums run over active experts alone: u of all others only decays.
-    Without popularity it is `utility` with concave loads.
+    next step differs between layers and texts. `w` is the ratio c/b in the least-squares line a + b*u + c*s for the next
+    step's log(1 + n), over all experts of the layer, older steps counting less by `KEEP`; it is held between 0 and `MOST`.
+    Its sums are updated from active experts alone: u of all others only decays. Without popularity it is `utility` with
+    concave loads.
     """
 
-    KEEP = 0.98  # of the sums, a step
+    KEEP = 0.98  # of the line's sums, a step
     FIRST, MOST = 0.5, 4.0  # of w
     SAMPLES = 3  # steps before the line is believed
     RIDGE = 1e-6  # keeps the line defined where popularity says nothing
 
     def __init__(self, experts: int, decay: float, popularity: Sequence[float] | None = None):
         super().__init__(experts, decay, None)
-        self.share = [p / total for p in popularity] if popularity is not None and (total := sum(popularity)) else None
-        self.standing = self.share or [0.0] * experts  # until the first loads tell the layer's total: shares
-        self.popular: tuple[float, float, float] | None = None  # over all experts: 1, standing, standing squared
-        self.weight, self.samples = self.FIRST, 0
-        self.sums = [0.0, 0.0, 0.0]  # over all experts: u, u*u, u*standing, decayed to the step to come
+        total = sum(popularity) if popularity is not None else 0
+        self.share = [p / total for p in popularity] if total else None
+        self.standing = self.share or [0.0] * experts  # s; until the first loads tell the layer's total: shares
+        self.standing_sums: tuple[float, float, float] | None = None  # over all experts: 1, s, s*s
+        self.utility_sums = [0.0, 0.0, 0.0]  # over all experts: u, u*u, u*s, as of the end of step `learnt`
+        self.weight, self.samples, self.learnt = self.FIRST, 0, -1
         self.gram, self.rhs = [[0.0] * 3 for _ in range(3)], [0.0] * 3
 
     def update(self, step: int, loads: Mapping[int, int]) -> None:
-        if self.popular is None and self.share and loads:
+        if self.standing_sums is None and self.share and loads:
             total = sum(loads.values())
             self.standing = [log1p(share * total) for share in self.share]
-            self.popular = (len(self.standing), sum(self.standing), sum(p * p for p in self.standing))
-        seen = {e: log1p(n) for e, n in loads.items()}
-        if self.popular:
-            self._learn(step, seen)
-        super().update(step, seen)
+            self.standing_sums = (len(self.standing), sum(self.standing), sum([s * s for s in self.standing]))
+        concave = {e: log1p(n) for e, n in loads.items()}
+        if self.standing_sums:
+            self._learn(step, concave)
+        super().update(step, concave)
 
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         self._reach(step + 1)
@@ -105,22 +109,25 @@ class LearntUtility(LayerUtility):
         weight, standing = self.weight, self.standing
         return _first([(value[e] * powers[step - updated[e]] + weight * standing[e], active[e], e) for e in candidates], count)
 
-    def _learn(self, step: int, seen: Mapping[int, float]) -> None:
-        """One sample of every expert: (1, u, standing) -> what it did in this step."""
-        u = {e: self.read(e, step) for e in seen}
-        all_seen, squares = sum(seen.values()), sum([y * y for y in seen.values()])
-        with_u, with_standing = sum([y * u[e] for e, y in seen.items()]), sum([y * self.standing[e] for e, y in seen.items()])
-        (once, twice, both), (count, popular, popular2), keep = self.sums, self.popular, self.KEEP
-        if self.samples:
-            fresh = ((count, once, popular), (once, twice + self.RIDGE, both), (popular, both, popular2 + self.RIDGE))
-            self.gram = [[keep * old + new for old, new in zip(*rows, strict=True)] for rows in zip(self.gram, fresh, strict=True)]
-            self.rhs = [keep * old + new for old, new in zip(self.rhs, (all_seen, with_u, with_standing), strict=True)]
+    def _learn(self, step: int, concave: Mapping[int, float]) -> None:
+        """One sample of every expert: (1, u as decayed to this step, s) -> y, its log(1 + n) in this step."""
+        self._reach(step + 1)
+        standing, kept = self.standing, self.powers[step - self.learnt]
+        sum_u, sum_uu, sum_us = self.utility_sums
+        sum_u, sum_uu, sum_us = kept * sum_u, kept * kept * sum_uu, kept * sum_us
+        experts, sum_s, sum_ss = self.standing_sums
+        sum_y, sum_yy = sum(concave.values()), sum([y * y for y in concave.values()])
+        sum_uy, sum_sy = sum([y * self.read(e, step) for e, y in concave.items()]), sum([y * standing[e] for e, y in concave.items()])
+        if self.samples:  # before the first there is no u
+            keep = self.KEEP
+            newest = ((experts, sum_u, sum_s), (sum_u, sum_uu + self.RIDGE, sum_us), (sum_s, sum_us, sum_ss + self.RIDGE))
+            self.gram = [[keep * old + new for old, new in zip(*rows, strict=True)] for rows in zip(self.gram, newest, strict=True)]
+            self.rhs = [keep * old + new for old, new in zip(self.rhs, (sum_y, sum_uy, sum_sy), strict=True)]
         if self.samples >= self.SAMPLES:
-            _, of_u, of_standing = solve(self.gram, self.rhs, (0, 1, 2))
-            self.weight = min(self.MOST, max(0.0, of_standing / of_u)) if of_u > 0 else self.MOST
+            _, b, c = solve(self.gram, self.rhs, (0, 1, 2))
+            self.weight = min(self.MOST, max(0.0, c / b)) if b > 0 else self.MOST
         self.samples += 1
-        decay = self.decay
-        self.sums = [decay * (once + all_seen), decay * decay * (twice + 2 * with_u + squares), decay * (both + with_standing)]
+        self.utility_sums, self.learnt = [sum_u + sum_y, sum_uu + 2 * sum_uy + sum_yy, sum_us + sum_sy], step
 
 
 class LeastRecent:
