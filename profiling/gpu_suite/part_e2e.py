@@ -79,11 +79,11 @@ def _traced(context: Context, model, layers: int, swapped, folder: Path):
 
     with swapped as handle:
         handle.engine.device = RangedDevice(handle.engine.device, TorchRanges(layers))
-        _run(context, model, WARM)
+        _run(model, WARM)
         activities = [torch.profiler.ProfilerActivity.CPU, *([] if context.virtual else [torch.profiler.ProfilerActivity.CUDA])]
         every_thread = torch.profiler._ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(activities=activities, experimental_config=every_thread) as profiler:
-            _run(context, model, 3)
+            _run(model, 3)
     profiler.export_chrome_trace(str(folder / "trace.json"))
     return load(folder / "trace.json")
 
@@ -132,34 +132,21 @@ def _config(context: Context, apexk, policy: str):
     return apexk.ApexConfig(policy=policy, device="virtual" if context.virtual else "cuda", hardware=context.hardware)
 
 
-@torch.inference_mode()
-def _run(context: Context, model, steps: int) -> tuple[float, list[float]]:
-    """(ms to the first token, ms of each further step), by this process's clock."""
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(1, model.config.vocab_size, (BATCH, PROMPT), generator=draw).to(model.device)
-    sync = (lambda: None) if context.virtual else torch.cuda.synchronize
-    cache, times = None, []
-    for _ in range(1 + steps):
-        sync()
-        start = time.perf_counter()
-        out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
-        sync()
-        times.append(1e3 * (time.perf_counter() - start))
-    return times[0], times[1:]
+def _run(model, steps: int, handle=None):
+    """ms of a prompt's pass and of `steps` steps, by the modelled clock where `handle` has one."""
+    from apexk.bench.measure import run
+
+    ids = torch.randint(1, model.config.vocab_size, (BATCH, PROMPT + steps), generator=torch.Generator().manual_seed(0))
+    prompt, trace = ids[:, :PROMPT], ids[:, PROMPT:]
+    return run(model, {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}, trace, handle)
 
 
 def _times(context: Context, model, handle) -> dict:
     if not context.virtual:
-        _run(context, model, WARM)
-    first, steps = _run(context, model, STEPS)
-    sums = handle.summary()
-    if context.virtual:
-        first, each = sums["prefill"]["ms_per_step"], sums["decode"]["ms_per_step"]
-    else:
-        each = median(steps)
-    decode = sums["decode"]
-    return {"ttft_ms": first, "tpot_ms": each, "tokens_per_s": 1e3 * BATCH / each, "hit_rate": decode["hit_rate"],
+        _run(model, WARM)
+    sample = _run(model, STEPS, handle)
+    each, decode = median(sample.step_ms), handle.summary()["decode"]
+    return {"ttft_ms": sample.prefill_ms, "tpot_ms": each, "tokens_per_s": 1e3 * BATCH / each, "hit_rate": decode["hit_rate"],
             "exact_per_step": decode["exact"] / decode["steps"]}  # fmt: skip
 
 

@@ -1,5 +1,4 @@
-"""The swapped model: the plain model's tokens by both ways of copying, no allocation in steady state (`engine`), and its own
-times over a longer run (`e2e`)."""
+"""The swapped model: the plain model's tokens by both ways of copying, and no allocation in steady state."""
 
 from __future__ import annotations
 
@@ -19,9 +18,14 @@ FACTS = ("pinned_bytes", "pin_seconds", "pin_failure", "transfer", "hand_off", "
 @piece("engine")
 def same_tokens(context: Context) -> dict:
     """Every policy gives the plain model's greedy tokens, with few slots and with one for each expert."""
+    if importlib.util.find_spec("transformers") is None:
+        raise Skip("transformers is not installed")
+    build_native()
+    from apexk.demo.run import run
+
     numbers = {}
     for pool in (2, 32):
-        result = _demo(context, prompts=2, new_tokens=6, pool=pool)
+        result = run(hardware=context.hardware, device="virtual" if context.virtual else "cuda", prompts=2, new_tokens=6, pool=pool)
         assert result["tokens_identical"], f"pool {pool}: {result['identical_prompts']} of {result['prompts']} prompts agree"
         numbers[f"pool {pool}"] = f"{result['prompts']} prompts agree under {', '.join(result['policies'])}"
     return numbers
@@ -79,25 +83,3 @@ def memcheck(context: Context) -> dict:
     done = subprocess.run([tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
     return {"errors": 0}
-
-
-@piece("e2e")
-def decode_times(context: Context) -> dict:
-    """Decode ms a step and tokens/s of each policy; modelled when virtual."""
-    result = _demo(context, prompts=4, new_tokens=16)
-    assert result["tokens_identical"], f"{result['identical_prompts']} of {result['prompts']} prompts agree"
-    rows = result["policies"].items()
-    return {"times": result["times"], **{f"{name}, {key}": row[key] for name, row in rows for key in ("tpot_ms", "tokens_per_s")}}
-
-
-def _demo(context: Context, **options) -> dict:
-    if importlib.util.find_spec("transformers") is None:
-        raise Skip("transformers is not installed")
-    build_native()
-    from apexk.demo.run import run
-
-    return run(hardware=context.hardware, device=_device(context), **options)
-
-
-def _device(context: Context) -> str:
-    return "virtual" if context.virtual else "cuda"
