@@ -72,7 +72,7 @@ def _files(folder: Path, index: dict[str, str]) -> list[Path]:
         raise CheckpointError(f"{folder} is no folder; apexk loads from local folders (fetch a model first, e.g. with `hf download`)")
     names = sorted(set(index.values())) or [SINGLE]
     files = [folder / name for name in names]
-    missing = [file for file in files if not file.is_file()]
+    missing = [file for file in files if not os.path.isfile(file)]  # False, where pathlib raises, for a name that no file can have
     if not missing:
         return files
     if index:
@@ -113,13 +113,14 @@ def _header(file: Path) -> list[Stored]:
     header.pop("__metadata__", None)
     tensors, end = [], 0
     for (begin, end_of_this), name, entry in sorted((_offsets(name, entry, fail), name, entry) for name, entry in header.items()):
-        dtype, shape = DTYPES.get(entry.get("dtype")), entry.get("shape")
+        kind, shape = entry.get("dtype"), entry.get("shape")
+        dtype = DTYPES.get(kind) if isinstance(kind, str) else None
         if dtype is None:
-            fail(f"{name} is of type {entry.get('dtype')!r}; known: {', '.join(DTYPES)}")
+            fail(f"{name} is of type {kind!r}; known: {', '.join(DTYPES)}")
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
             fail(f"{name} has shape {shape!r}, wanted a list of sizes")
         if end_of_this - begin != math.prod(shape) * dtype.itemsize:
-            fail(f"{name} of shape {shape} in {entry['dtype']} takes {math.prod(shape) * dtype.itemsize} bytes, its header gives it {end_of_this - begin}")
+            fail(f"{name} of shape {shape} in {kind} takes {math.prod(shape) * dtype.itemsize} bytes, its header gives it {end_of_this - begin}")
         if begin != end:
             fail(f"{name} begins at byte {begin} of the data, where the one before it ends at {end}")
         end = end_of_this

@@ -71,7 +71,7 @@ def make_plan(model: PreTrainedModel, experts: Experts, tensors: list[Tensor]) -
             name, pattern = tensor.name, None
         if name in wanted:
             layer, parameter, shape = wanted[name]
-            piece = _piece(tensor, layer, parameter, shape, by_pattern.get(pattern), pattern)
+            piece = _piece(tensor, name, layer, parameter, shape, by_pattern.get(pattern), pattern)
             found.setdefault(name, []).append(piece)
             plan.pieces.append(piece)
         elif name in state:
@@ -84,8 +84,9 @@ def make_plan(model: PreTrainedModel, experts: Experts, tensors: list[Tensor]) -
     return plan
 
 
-def _piece(tensor: Tensor, layer: int, parameter: str, shape: tuple[int, ...], converter: WeightConverter | None, pattern: str | None) -> Piece:
-    """Where a stored tensor goes in the parameter of `shape`."""
+def _piece(tensor: Tensor, name: str, layer: int, parameter: str, shape: tuple[int, ...], converter: WeightConverter | None,
+           pattern: str | None) -> Piece:
+    """Where a stored tensor goes in the parameter of `shape`, which is `name` in the model."""
     if converter is None:
         _check_shape(tensor, shape)
         return Piece(tensor, layer, parameter)
@@ -97,7 +98,10 @@ def _piece(tensor: Tensor, layer: int, parameter: str, shape: tuple[int, ...], c
     sources = converter.source_patterns
     rows = shape[1] // len(sources)
     _check_shape(tensor, (rows, *shape[2:]))
-    expert = int(next(part for part in reversed(tensor.name.split(".")) if part.isdigit()))
+    numbers = _numbers(tensor.name)
+    if len(numbers) <= len(_numbers(name)):  # those of its layer alone: the library's patterns let anything stand for an expert
+        raise CheckpointError(f"{tensor.name} does not say by a number which expert of {name} it is of")
+    expert = int(tensor.name.split(".")[numbers[-1]])
     if expert >= shape[0]:
         raise CheckpointError(f"{tensor.name} is of expert {expert}, but the configuration gives a layer {shape[0]} experts")
     begin = sources.index(pattern) * rows
@@ -129,8 +133,12 @@ def _check_cover(name: str, shape: tuple[int, ...], pieces: list[Piece]) -> None
             raise CheckpointError(f"{name}: there are {given} of {shape[1]} rows an expert, all from tensors like {pieces[0].tensor.name}; the others are missing")
 
 
+def _numbers(name: str) -> list[int]:
+    """Which parts of a name are numbers; the last one of an expert's tensor is its expert."""
+    return [i for i, part in enumerate(name.split(".")) if part.isascii() and part.isdigit()]
+
+
 def _name_for(piece: Piece, expert: int) -> str:
     """The name that another expert's piece would have."""
-    parts = piece.tensor.name.split(".")
-    at = max(i for i, part in enumerate(parts) if part.isdigit())
+    parts, at = piece.tensor.name.split("."), _numbers(piece.tensor.name)[-1]
     return ".".join([*parts[:at], str(expert), *parts[at + 1 :]])

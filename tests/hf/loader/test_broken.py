@@ -79,6 +79,11 @@ def unknown_type(table):
     return json.dumps(table)
 
 
+def type_is_a_list(table):
+    table[EXPERT]["dtype"] = []
+    return json.dumps(table)
+
+
 def twice(table):
     return json.dumps(table)[:-1] + f', "{EXPERT}": {json.dumps(table[EXPERT])}}}'
 
@@ -102,6 +107,10 @@ def not_in_its_file(folder, tensors):
     index = json.loads(path.read_text())
     index["weight_map"]["model.layers.0.extra.weight"] = index["weight_map"][DENSE]
     path.write_text(json.dumps(index))
+
+
+def over_long_file_name(folder, tensors):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {DENSE: "x" * 300}}))
 
 
 def bad_index(folder, tensors):
@@ -138,10 +147,12 @@ BROKEN = {
     "a size that is not the shape's": (header(wrong_size), f"{EXPERT}.*takes .* bytes"),
     "overlapping tensors": (header(overlapping), "begins at byte"),
     "an unknown type": (header(unknown_type), f"{EXPERT}.*'F4'"),
+    "a type that is no word": (header(type_is_a_list), rf"{EXPERT} is of type \[\]"),
     "twice in a header": (header(twice), f"{EXPERT} stands twice"),
     "in two files": (in_two_files, f"{EXPERT} is in model-0000.*and in model-0000"),
     "a shard is missing": (shard_missing, "lacks model-00002-of-00003.safetensors"),
     "not in its file": (not_in_its_file, "promises model.layers.0.extra.weight"),
+    "a file name that is too long": (over_long_file_name, "lacks x{300}"),
     "a bad index": (bad_index, "index.json.*not readable"),
     "an expert's matrix is missing": (without(EXPERT), f"{EXPERT} missing"),
     "an expert is missing": (lambda f, t: rewrite(f, {n: v for n, v in t.items() if ".2.mlp.experts.5." not in n}), "experts.5.*experts.5"),
@@ -151,6 +162,7 @@ BROKEN = {
     "an expert of another shape": (reshaped(EXPERT), rf"{EXPERT} in model.safetensors has shape \[32, 63\].*wants \[32, 64\]"),
     "a dense tensor of another shape": (reshaped(DENSE), f"{DENSE} .*has shape .*wants"),
     "an expert too many": (renamed("experts.7.", "experts.8."), "of expert 8, but the configuration gives a layer 8"),
+    "an expert that is no number": (renamed(".2.mlp.experts.2.", ".2.mlp.experts.²."), "experts.²..*_proj.weight does not say by a number"),
     "both formats": (both_formats, f"both hold values of {FUSED}"),
     "pickled weights": (pickled, "pytorch_model.bin.*safetensors only"),
     "no weights": (nothing, "neither model.safetensors nor"),
