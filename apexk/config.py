@@ -115,6 +115,9 @@ class ApexConfig:
         if self.device == "cpu":
             if size.slots or size.bytes or size.share:
                 raise ValueError(f"pool is {self.pool}, but device 'cpu' has no expert slots: leave it out or say 0")
+            if extra(0):
+                raise ValueError(f"policy {self.policy!r} copies experts into {extra(0)} slots of its own, but device 'cpu' has no expert slots: "
+                                 "take a policy without, such as 'apex', or device 'virtual'")
             return Capacity(0, "device 'cpu' has no expert slots")
         return resolve(size, layers, experts, slot_bytes, extra, room)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,8 @@ class Experts:
 def find_experts(model: nn.Module) -> Experts:
     """The sparse blocks of `model`, checked. Raises `UnsupportedModel`; changes nothing."""
     what = type(model).__name__
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedModel(f"got a path, wanted a model: `model, handle = apexk.load({os.fspath(model)!r})` loads a checkpoint's folder and swaps it")
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         raise UnsupportedModel(f"{what} is no Hugging Face model with a config; {_known()}")
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from apexk.hf.inspect import find_experts
+from apexk.hf.inspect import UnsupportedModel, find_experts
 
 
 @torch.no_grad()
@@ -18,6 +18,8 @@ def popularity(model: nn.Module, batches: Iterable[Mapping[str, torch.Tensor]]) 
     Raises `UnsupportedModel`, and ValueError where no token was counted. The model is left as it was.
     """
     experts = find_experts(model)
+    if experts.family.router is None:
+        raise UnsupportedModel(f"the routing of {experts.model_type} cannot be counted: apexk knows no router that gives its expert ids")
     counts = torch.zeros(len(experts.blocks), experts.experts, dtype=torch.int64)
 
     def count(layer: int):

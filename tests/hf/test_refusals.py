@@ -1,6 +1,7 @@
 """Bad input is refused with what came and what was wanted, and the model stays as it was; what would be silently wrong
 while a model is swapped is refused too."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import (
 )
 
 import apexk
+from apexk.hf.families import FAMILIES
 
 
 def dense():
@@ -101,6 +103,24 @@ def test_swapping_twice_is_refused():
         with pytest.raises(RuntimeError, match="already"):
             apexk.swap(model)
     apexk.swap(model).restore()
+
+
+def test_a_path_in_place_of_a_model():
+    with pytest.raises(apexk.UnsupportedModel, match=r"apexk.load\('some/folder'\)"):
+        apexk.swap("some/folder")
+
+
+def test_popularity_of_a_family_without_a_router(monkeypatch):
+    model = tiny()
+    kind = model.config.model_type
+    monkeypatch.setitem(FAMILIES, kind, dataclasses.replace(FAMILIES[kind], router=None, experts_only=True))
+    with pytest.raises(apexk.UnsupportedModel, match="cannot be counted"):
+        apexk.popularity(model, [{"input_ids": torch.arange(3)[None]}])
+
+
+def test_a_policy_with_slots_of_its_own_on_a_cpu():
+    with pytest.raises(ValueError, match="'llamacpp_static32' copies experts into 4 slots of its own, but device 'cpu' has no"):
+        apexk.swap(tiny(), apexk.ApexConfig(policy="llamacpp_static32", device="cpu"))
 
 
 def test_config_of_the_wrong_type():
