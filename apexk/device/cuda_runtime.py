@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from apexk.device.native.library import CudaApi
-from apexk.device.runtime import CudaError, CudaRuntime, Event, MissingDevice, OutOfMemory, Stream
+from apexk.device.runtime import NO_MEMORY, NOT_READY, CudaError, CudaRuntime, Event, MissingDevice, OutOfMemory, Stream
 from apexk.kernels.cuda import build
 
 log = logging.getLogger("apexk.device")
 
 PORTABLE_MAPPED = 3  # of cudaHostAlloc and cudaHostRegister alike
-NO_MEMORY, NOT_READY = 2, 600
 NO_TIMING = 2  # cudaEventDisableTiming
 STREAM_MEMORY_OPERATIONS = 122  # CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 #: field of `CudaApi` -> function of the CUDA runtime

@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from apexk.device.native.library import CudaApi
 
+NO_MEMORY, NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
+
 
 class MissingDevice(RuntimeError):
     """This machine, or this installation, lacks what the device needs."""

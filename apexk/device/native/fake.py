@@ -18,12 +18,11 @@ from functools import cache
 import torch
 
 from apexk.device.native import library as lib
-from apexk.device.runtime import CudaError, CudaRuntime, Event, OutOfMemory, Stream
+from apexk.device.runtime import NO_MEMORY, NOT_READY, CudaError, CudaRuntime, Event, OutOfMemory, Stream
 
 CALLS = ("malloc", "malloc_host", "register", "memcpy", "event_create", "event_record", "event_query", "event_synchronize",
          "wait_event", "host_func", "write_value", "wait_value", "launch")  # apexk_fake_call
 COUNTERS = ("streams", "events", "allocations", "registrations", "device_bytes", "made", "pageable_copies")  # apexk_fake_counter
-NO_MEMORY, NOT_READY = 2, 600
 HOST_FUNCTION = CFUNCTYPE(None, c_void_p)
 
 
