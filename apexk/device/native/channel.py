@@ -41,12 +41,14 @@ class StoppedCopies:
     error: int = 0
 
 
-class Channel:
+class Channel(lib.Native):
     """The copies of one stream of one device, in one order. Its thread sleeps while there is nothing to issue.
 
     `capacity`: how many speculative copies may be queued, or landed and not yet reported. Close it before the runtime.
     Calls come from one thread at a time.
     """
+
+    noun = "channel"
 
     def __init__(self, runtime: CudaRuntime, stream: Stream, *, chunk_bytes: int = CHUNK_BYTES, capacity: int = 4096):
         if chunk_bytes < 1 or capacity < 1:
@@ -122,15 +124,6 @@ class Channel:
             to.start = copy.start.handle if copy.start else None
             to.after = copy.after.handle if copy.after else None
         return self._copies
-
-    def _raise_for(self, what: str, status: int) -> None:
-        if status != lib.OK:
-            self._raise_if_closed()
-        lib.raise_for(what, status, self._error.value)
-
-    def _raise_if_closed(self) -> None:
-        if not self._close.alive:
-            raise ValueError("this channel is closed")
 
 
 def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime) -> None:

@@ -34,11 +34,13 @@ class Finished(NamedTuple):
     end_ns: int
 
 
-class HandOff:
+class HandOff(lib.Native):
     """Jobs for `ffn`'s threads that begin and end on streams, in the order of `submit`. `how`: "flags" (stream memory
     operations), "host functions", or None: flags where the runtime has them. At most `depth` jobs are outstanding. Calls
     come from one thread at a time. Close it before `ffn` and the runtime.
     """
+
+    noun = "hand-off"
 
     def __init__(self, runtime: CudaRuntime, ffn: HostFFN, *, max_experts: int, depth: int = 8, how: str | None = None):
         if how is not None and how not in HOW:
@@ -121,15 +123,6 @@ class HandOff:
 
     def _fail(self, ticket: int, worker: int) -> None:
         raise HandOffError(f"CPU job {ticket}: {worker_text(worker)}; its rows were not written")
-
-    def _raise_for(self, what: str, status: int) -> None:
-        if status != lib.OK:
-            self._raise_if_closed()
-        lib.raise_for(what, status, self._error.value)
-
-    def _raise_if_closed(self) -> None:
-        if not self._close.alive:
-            raise ValueError("this hand-off is closed")
 
 
 def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime, joined: dict[int, Stream], outlive: tuple) -> None:

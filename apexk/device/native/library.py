@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from ctypes import POINTER, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -113,14 +114,25 @@ def open_library(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def raise_for(what: str, status: int, cuda_error: int) -> None:
-    """`CudaError`, `ValueError` or `RuntimeError` for a status that is not OK."""
-    if status == CUDA:
-        raise CudaError(what, cuda_error)
-    if status == BAD_ARGUMENT:
-        raise ValueError(f"{what}: {status_text(status)}")
-    if status != OK:
-        raise RuntimeError(f"{what}: {status_text(status)}")
+class Native:
+    """An object of the library: `noun` is what messages call it, `_close` destroys it, calls store a CUDA error in `_error`."""
+
+    noun: str
+    _close: weakref.finalize
+    _error: c_int32
+
+    def _raise_for(self, what: str, status: int) -> None:
+        """`CudaError`, `ValueError` or `RuntimeError` for a status that is not OK."""
+        if status == OK:
+            return
+        self._raise_if_closed()
+        if status == CUDA:
+            raise CudaError(what, self._error.value)
+        raise (ValueError if status == BAD_ARGUMENT else RuntimeError)(f"{what}: {status_text(status)}")
+
+    def _raise_if_closed(self) -> None:
+        if not self._close.alive:
+            raise ValueError(f"this {self.noun} is closed")
 
 
 def status_text(status: int) -> str:
