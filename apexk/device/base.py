@@ -66,6 +66,12 @@ class Rows:
         return None if tensor is None else tensor[self.start : self.start + self.tokens]
 
 
+def active_loads(loads: torch.Tensor) -> dict[int, int]:
+    """Token loads, int `[E]` on the host -> those of the experts that have any, by expert."""
+    active = loads.nonzero().reshape(-1)
+    return dict(zip(active.tolist(), loads[active].tolist(), strict=True))
+
+
 class CopyFailed(RuntimeError):
     """An exact copy could not be issued: nothing is under way, and its slot holds nothing usable."""
 

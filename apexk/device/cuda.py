@@ -22,7 +22,7 @@ from itertools import takewhile
 import torch
 
 from apexk.device import accesses
-from apexk.device.base import At, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.base import At, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
 from apexk.device.cuda_buffers import StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.cuda_copies import Copies, wait
@@ -142,9 +142,9 @@ class CudaDevice:
         total = torch.zeros(experts, dtype=torch.int64)
         for number, part in enumerate(parts):
             loads = demand[number * experts : (number + 1) * experts]
-            part.loads = _nonzero(loads)
+            part.loads = active_loads(loads)
             total += loads
-        return part.loads if len(parts) == 1 else _nonzero(total)
+        return part.loads if len(parts) == 1 else active_loads(total)
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Operation] = ()) -> HostWork:
         buffer = self._buffer(rows)
@@ -338,11 +338,6 @@ def _pool(runtime: CudaRuntime, store: HostStore, slots: int) -> Pool:
             f"a pool of {store.layers} layers x {slots} slots x {store.block.stride_bytes} bytes = {wanted / 2**30:.2f} GiB does not fit: "
             f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; ask for fewer slots, or for a share of what is free (pool='0.5')"
         ) from error
-
-
-def _nonzero(loads: torch.Tensor) -> dict[int, int]:
-    active = loads.nonzero().reshape(-1)
-    return dict(zip(active.tolist(), loads[active].tolist(), strict=True))
 
 
 def _check(rows: Rows, store: HostStore, device: torch.device) -> None:

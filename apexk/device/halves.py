@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from apexk.device.base import Router, Rows
+from apexk.device.base import Router, Rows, active_loads
 from apexk.kernels.cpu.ffn import HostFFN, Job
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
 from apexk.store.host_store import HostStore
@@ -82,9 +82,7 @@ class Halves:
         self.ffn.close()
 
     def _count(self, topk_ids: torch.Tensor) -> dict[int, int]:
-        counts = torch.bincount(topk_ids.reshape(-1), minlength=self.store.experts)
-        active = counts.nonzero().reshape(-1)
-        return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
+        return active_loads(torch.bincount(topk_ids.reshape(-1), minlength=self.store.experts))
 
     def _pairs(self, rows: Rows) -> torch.Tensor:
         """Room for the weighted rows, NaN until computed."""
