@@ -17,9 +17,8 @@ from apexk.kernels.aot.sass import Counts, count
 from apexk.kernels.aot.targets import TARGETS, occupancy
 
 from . import build
-from .slots import THREADS
+from .slots import THREADS, UNROLL
 
-WIDE = 8  # UNROLL of slot_gather.cu: reads that a thread has under way, and the stores that follow
 WARPS = {"slot_gather": THREADS // 32, "slot_ready": 1}
 COLUMNS = ("kernel", "sm", "regs", "spill", "shared", "blocks", "loads", "stores", "local")
 
@@ -31,8 +30,8 @@ def failures(made: build.Compiled, counts: Counts) -> list[str]:
         wrong.append(f"{made.spill_bytes} bytes spilled, {counts.local} instructions on local memory: lower UNROLL")
     if made.kernel == "slot_gather":
         for what, widths in (("reads", counts.loads), ("stores", counts.stores)):
-            if widths[128] != WIDE:
-                wrong.append(f"{what} are {dict(widths)} (bits: number), wanted {WIDE} of 128 bits a thread")
+            if widths[128] != UNROLL:
+                wrong.append(f"{what} are {dict(widths)} (bits: number), wanted {UNROLL} of 128 bits a thread")
     if counts.atomics < 1:
         wrong.append("no atomic instruction: nothing raises the flag")
     return wrong

@@ -14,9 +14,9 @@ from apexk.kernels.triton.checks import check
 
 Kernel = Callable[[tuple[int], tuple[int], tuple[int, ...]], None]
 
-THREADS = 256  # of slot_gather.cu
+THREADS, UNROLL = 256, 8  # of slot_gather.cu
 WORD = 16  # bytes that a thread reads at a time
-CHUNK_BYTES = THREADS * 8 * WORD  # that a block moves at a time; 8 is UNROLL of slot_gather.cu
+CHUNK_BYTES = THREADS * UNROLL * WORD  # that a block moves at a time
 GRID = 64  # blocks: 2 MiB asked of the link at any time, some ten times what 32 GB/s and 2 us need
 
 
