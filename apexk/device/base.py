@@ -172,8 +172,8 @@ class Device(Protocol):
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor | None, shared: torch.Tensor | None,
                 after: Sequence[Event]) -> Event:
-        """On the compute stream, after the layer's `run_slots`: sums `rows.pairs` over top-k in fixed order, adds `shared`, writes `out [T, H]`. `experts` are
-        the layer's active ones."""
+        """On the compute stream, after the layer's `run_slots`: sums `rows.pairs` over top-k in fixed order, adds `shared`,
+        writes `out [T, H]`. `experts` are the layer's active ones."""
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         """Fills a slot before the first step; not part of any timeline."""

@@ -105,7 +105,7 @@ class CpuDevice:
     def abandon(self, at: At, running: Running) -> None:
         raise RuntimeError("a CPU device has no copies")
 
-    def copy_expert(self, at: At, expert: int, slot: int):
+    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Done] = ()):
         raise RuntimeError("a CPU device has no slots")
 
     def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):
@@ -117,7 +117,7 @@ class CpuDevice:
     def take_prediction(self, ticket: Ticket):
         raise RuntimeError("a CPU device does not predict")
 
-    def speculate(self, at: At, queue: Sequence[SpeculativeCopy]) -> None:
+    def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Done] = ()) -> None:
         raise RuntimeError("a CPU device has no slots")
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
@@ -127,7 +127,8 @@ class CpuDevice:
         if work.job is not None:
             work.job.wait()
         work.end = self._now()
-        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts, work.buffer), experts=work.experts, tokens=work.pairs)
+        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts, work.buffer),
+                  experts=work.experts, tokens=work.pairs)
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._zero

@@ -23,7 +23,8 @@ from apexk.store.pool import Pool
 
 class GpuKernels(Protocol):
     def reserve(self, tokens: int, topk: int) -> None:
-        """Makes room for parts of up to `tokens` tokens. Nothing launched before may still run."""
+        """Makes room for parts of up to `tokens` tokens; called on the stream of `count` and `ffn`. What was launched there before
+        may still run: torch gives the old room on in that stream's order."""
 
     def demand(self, pairs: int) -> torch.Tensor:
         """Where `count` leaves int32 [E + T*topk]: token loads, then ids."""

@@ -68,7 +68,8 @@ class HandOff(lib.Native):
                experts: Sequence[int], out: torch.Tensor, *, intermediate: int, activation: str = "silu", biases: bool = False,
                weight_on_input: bool = False, summed: bool = False, layer: int = 0) -> int:
         """As `HostFFN.submit`, once all that is now on the stream `rows` is done (so the copies into x, topk_ids and
-        topk_weights, which are pinned, have been put there). `layer` names the NVTX range. Returns a ticket. Raises `HandOffError` for an earlier job."""
+        topk_weights, which are pinned, have been put there). `layer` names the NVTX range. Returns a ticket. Raises
+        `HandOffError` for an earlier job."""
         self.check()
         if len(experts) > self.max_experts:
             raise ValueError(f"{len(experts)} experts for one job; this hand-off was made for at most {self.max_experts}")
@@ -130,7 +131,8 @@ def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime
     handle_value, handle.value = handle.value, None  # every call refuses a null handle
     if library.apexk_hand_off_destroy(handle_value, _CLOSE_US) == lib.NOT_DONE:
         _LEFT.append((runtime, *outlive))
-        log.error("CPU jobs were still outstanding %d s after the hand-off was closed: a stream failed or hangs; their memory is kept", _CLOSE_US // 1_000_000)
+        log.error("CPU jobs were still outstanding %d s after the hand-off was closed: a stream failed or hangs; their memory is kept",
+                  _CLOSE_US // 1_000_000)
         return
     try:
         for stream in joined.values():

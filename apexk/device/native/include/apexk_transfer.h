@@ -135,8 +135,9 @@ enum { APEXK_BY_FLAGS = 0, APEXK_BY_HOST_FUNCTIONS = 1 };
 apexk_transfer_status apexk_hand_off_create(const apexk_cuda_api *api, const apexk_cpu_queue *queue, int32_t how, void *flags,
                                             uint64_t flags_device, int32_t depth, int32_t max_experts,
                                             apexk_hand_off **hand_off, int32_t *cuda_error);
-/* Asks for `call` once everything now on `rows` is done; `layer` is for the NVTX range of the thread that starts it. The struct and its `experts` are copied; what the other pointers name
- * must stay until the job is done. FULL when `depth` jobs are outstanding. */
+/* Asks for `call` once everything now on `rows` is done; `layer` is for the NVTX range of the thread that starts it. The struct
+ * and its `experts` are copied; what the other pointers name must stay until the job is done. FULL when `depth` jobs are
+ * outstanding. */
 apexk_transfer_status apexk_hand_off_submit(apexk_hand_off *hand_off, const apexk_ffn_call *call, apexk_stream rows, int32_t layer,
                                             uint64_t *ticket, int32_t *cuda_error);
 /* What is put on `stream` afterwards runs once the job is done. A ticket is joined at most once. */
