@@ -26,6 +26,19 @@ def no_native_thread_left():
 
 
 @pytest.fixture
+def assert_idle():
+    """`assert_idle()`: the process takes no processor time, so its threads sleep."""
+
+    def look() -> None:
+        time.sleep(0.02)
+        before = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - before < 0.02
+
+    return look
+
+
+@pytest.fixture
 def make_runtime():
     """`make_runtime(**settings)`: a `FakeCuda`, closed after the test."""
     made = []
