@@ -64,7 +64,7 @@ def main(argv=None) -> int:
 
 def _measure_all(args, here, other) -> int:
     rows, failed = [], []
-    before = other() if other else []
+    before = other() if other else compare.read_baseline(args.baseline) if args.baseline else []
     for device in sorted({case.device for case in here}):
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
     groups = competitors(here) if args.against and not other else [[case] for case in here]
@@ -83,7 +83,7 @@ def _measure_all(args, here, other) -> int:
     if left_out:
         print(f"{left_out} of {len(here)} cases are left out: --within {args.within:g} seconds have passed", file=sys.stderr)
     if other or args.baseline:
-        baselines = [before, other()] if other else [compare.read_baseline(args.baseline)]
+        baselines = [before, other()] if other else [before]
         regressed = compare.compare(rows, baselines, args.against if other else args.baseline, args.threshold / 100)
         print("\n".join(_compared(row) for row in rows if "baseline" in row))
         failed += regressed

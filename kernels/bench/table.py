@@ -1,16 +1,22 @@
-"""Benchmark rows (JSONL) as Markdown tables, one an operation; nothing is shown that is not in the file."""
+"""Benchmark rows as Markdown tables, one an operation; nothing is shown that is not in the file."""
 
 import json
 from pathlib import Path
 
 
 def read_rows(path) -> list[dict]:
-    """Rows of one file; of two rows with the same name and device the later one counts."""
-    latest = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        latest[row["name"], row["device"]] = row
-    return list(latest.values())
+    """Rows of a file that `--jsonl` or `--json` wrote; of two with the same name and device the later one counts. ValueError for
+    any other file."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        try:
+            document = json.loads(text)
+            rows = document["rows"] if "rows" in document else [document]
+        except json.JSONDecodeError:  # several lines
+            rows = [json.loads(line) for line in text.splitlines()]
+        return list({(row["name"], row["device"], row["op"]): row for row in rows}.values())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no benchmark rows: {error!r}; --jsonl or --json writes them") from error
 
 
 def markdown(rows) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from apexk.kernels.bench import compare, once, roofs, run
+from apexk.kernels.bench import compare, once, roofs, run, table
 from apexk.kernels.bench.registry import Call, Case
 
 
@@ -45,6 +45,7 @@ def test_baseline_files(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "a.json").write_text(json.dumps({"rows": rows}, indent=1))
     assert compare.read_baseline(tmp_path / "a.jsonl") == compare.read_baseline(tmp_path / "a.json") == [row()]
+    assert table.read_rows(tmp_path / "a.jsonl") == table.read_rows(tmp_path / "a.json") == rows
     (tmp_path / "b").write_text("hello")
     with pytest.raises(compare.Incomparable, match="holds no benchmark rows"):
         compare.read_baseline(tmp_path / "b")
@@ -94,6 +95,13 @@ def repository(tmp_path, monkeypatch):
         git("commit", "-q", "-m", name)
     monkeypatch.setattr(compare, "ROOT", root)
     return git
+
+
+def test_a_bad_baseline_is_refused_before_anything_is_timed(bench, tmp_path, monkeypatch, capsys):
+    (tmp_path / "b").write_text("hello")
+    monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("timed"))
+    assert run.main(["--baseline", str(tmp_path / "b")]) == run.FAILED
+    assert "holds no benchmark rows" in capsys.readouterr().err
 
 
 def test_against_another_commit(bench, repository, tmp_path, capsys):
