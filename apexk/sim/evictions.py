@@ -9,10 +9,10 @@ the horizon's weights are a choice, `HORIZON`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import mean
+from statistics import NormalDist, mean
 
 import numpy as np
 
@@ -40,7 +40,7 @@ HORIZON = {1: 1.0, 2: 0.7, 4: 0.5, 8: 0.25}  # steps ahead -> weight
 
 @dataclass(frozen=True)
 class Study:
-    """Mean ms a step by rule, over seeds."""
+    """One generator preset on one hardware file: `ms[rule]` is the modelled time of a counted step, averaged over the seeds."""
 
     preset: str
     machine: str
@@ -52,13 +52,21 @@ class Study:
         return 1 - self.ms["belady"] / self.ms["utility 0.9"]
 
     def closed(self, rule: str) -> float:
+        """How far `rule` goes from `utility 0.9` (0) to `belady` (1); negative where it is slower than the former."""
         start = self.ms["utility 0.9"]
         return (start - self.ms[rule]) / (start - self.ms["belady"])
 
 
 def study(presets: Sequence[str], machines: Sequence[str], seeds: Sequence[int], *, model: str = "qwen3_5", layers: int | None = 12, batch: int = 16,
           pool: int = 64, steps: int = 50) -> Iterator[Study]:
+    """Every preset (a key of `PRESETS`) on every machine (as `hardware.load` takes it), `model` a key of `MODELS`.
+
+    `layers` None: as many as the model has. A step has `batch` tokens; the first 10 of `steps` are not counted. `pool` counts
+    slots of a layer: ValueError where it leaves no choice of a victim.
+    """
     shape = MODELS[model]
+    if not 1 < pool < shape.experts:
+        raise ValueError(f"pool is {pool} slots; wanted 2 to {shape.experts - 1}, or every rule evicts the same")
     shape = Shape(shape.name, layers or shape.layers, shape.experts, shape.topk)
     for preset in presets:
         made = [_trace(preset, shape, batch, steps, seed) for seed in seeds]
@@ -67,13 +75,13 @@ def study(presets: Sequence[str], machines: Sequence[str], seeds: Sequence[int],
 
 
 class Hidden(LayerUtility):
-    """`expected[step] [E]`: tokens to expect of each expert, as known after that step."""
+    """Evicts the experts with the fewest tokens to expect: `expected[step] [E]`, as known after that step."""
 
     def __init__(self, expected: np.ndarray, experts: int, popularity: Sequence[float] | None):
         super().__init__(experts, 0.5, popularity)
         self.expected, self.newest = expected, -1
 
-    def update(self, step: int, loads) -> None:
+    def update(self, step: int, loads: Mapping[int, int]) -> None:
         super().update(step, loads)
         self.newest = step
 
@@ -85,43 +93,51 @@ class Hidden(LayerUtility):
 
 
 class KnowsHidden(Apex):
+    """Apex with that eviction, made of `expected [L, steps, E]`."""
+
     name = "hidden"
     source = "reference: the generator's state"
 
     def __init__(self, options: PolicyOptions, expected: np.ndarray):
         super().__init__(options)
-        self.expected = expected  # [L, steps, E]
+        self.expected = expected
 
     def _eviction(self, layer: int, popularity: Sequence[float] | None) -> Hidden:
         return Hidden(self.expected[layer], self.shape.experts, popularity)
 
 
 def _trace(preset: str, shape: Shape, batch: int, steps: int, seed: int) -> tuple[Demand, np.ndarray]:
+    """A generated trace's demand, and the tokens to expect after each of its steps [L, steps, E]."""
     routing, seen = PRESETS[preset], []
     trace = generate(preset, shape=shape, batch=batch, steps=steps, seed=seed, watch=lambda *parts: seen.append(_expected(routing, shape, *parts)))
     return demand_of(trace), np.stack(seen, 1)
 
 
 def _expected(r: Routing, shape: Shape, popular: np.ndarray, shared: np.ndarray, requests: np.ndarray) -> np.ndarray:
-    """[L, E]: expected tokens over the horizon. Scores are unit normal, and the top-k are those above a fixed quantile of it."""
-    threshold = np.quantile(np.random.default_rng(0).standard_normal(100_000), 1 - shape.topk / shape.experts)
+    """Expected tokens over the horizon [L, E], from the lasting parts of the score (see `generate`'s `watch`).
+
+    Scores of a layer are unit normal, so its top-k are nearly those above the normal distribution's 1 - k/E quantile. Of a
+    part that correlates by rho from step to step, rho^n is kept after n steps and the rest is drawn anew.
+    """
+    threshold = NormalDist().inv_cdf(1 - shape.topk / shape.experts)
     variance_shared, variance_own = shared.var(-1, keepdims=True), requests.var((1, 2))[:, None]
-    noise = variance_own * (r.ft / r.fr) if r.fr else variance_own
+    noise = variance_own * (r.ft / r.fr)  # the per-token term
     total = np.zeros(popular.shape)
     for ahead, weight in HORIZON.items():
-        kept, own = r.rho_s**ahead, r.rho_r**ahead
-        mean_score = (popular + kept * shared)[:, None] + own * requests
-        spread = np.sqrt((1 - kept**2) * variance_shared + (1 - own**2) * variance_own + noise)[:, None]
-        total += weight * _above((mean_score - threshold) / np.maximum(spread, 1e-6)).sum(1)
+        kept_shared, kept_own = r.rho_s**ahead, r.rho_r**ahead
+        mean_score = (popular + kept_shared * shared)[:, None] + kept_own * requests
+        spread = np.sqrt((1 - kept_shared**2) * variance_shared + (1 - kept_own**2) * variance_own + noise)[:, None]
+        total += weight * _below((mean_score - threshold) / spread).sum(1)
     return total
 
 
-def _above(z: np.ndarray) -> np.ndarray:
-    """The normal distribution's, by the logistic curve of the same slope; only the order matters here."""
+def _below(z: np.ndarray) -> np.ndarray:
+    """The normal distribution function, as the logistic curve that lies within 0.01 of it."""
     return 1 / (1 + np.exp(-1.702 * z))
 
 
 def _times(made: Sequence[tuple[Demand, np.ndarray]], machine: hardware.Hardware, pool: int) -> dict[str, float]:
+    """Mean ms of a counted step by rule, the references last."""
     def ms(policy: Callable[[Demand, np.ndarray], object], config: dict | None = None) -> float:
         runs = [simulate(demand, machine, policy(demand, expected), pool, config=config) for demand, expected in made]
         return mean(run.report()["decode"]["ms_per_step"] for run in runs)

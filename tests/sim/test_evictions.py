@@ -46,3 +46,8 @@ def test_the_command(tmp_path, capsys):
     assert row["closed"]["belady"] == 1 and row["closed"]["utility 0.9"] == 0
     assert cli.main(["evictions", "--preset", "nope"]) == cli.MISUSE
     assert "nope" in capsys.readouterr().err
+
+
+def test_a_pool_without_a_choice_of_victims_is_refused(capsys):
+    assert cli.main(["evictions", "--pool", "256", "--steps", "12", "--layers", "1"]) == cli.MISUSE
+    assert "wanted 2 to 255" in capsys.readouterr().err
