@@ -46,7 +46,7 @@ def _load(path) -> dict:
     try:
         with (gzip.open if zipped else open)(path, "rt", encoding="utf-8") as file:
             trace = json.load(file, parse_float=Decimal)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, RecursionError, EOFError, OSError) as error:
         raise ProfileError(f"{path} is no JSON: {error}") from error
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ProfileError(f"{path} is JSON without a list `traceEvents`; wanted what torch.profiler's export_chrome_trace writes")

@@ -70,7 +70,7 @@ def _csv(file: Path) -> Iterator[str]:
 def _json(file: Path, n: int, line: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file}:{n}: no JSON: {error}") from error
     return value if isinstance(value, str) else _row(file, n, value if isinstance(value, dict) else {})
 

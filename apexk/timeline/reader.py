@@ -36,14 +36,14 @@ def read(path: str | os.PathLike, *, partial: bool = False) -> Recording:
                 else:
                     check_row(value)
                     rows.append(value)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TimelineError(f"{path}, line {number}: {_say(error, line)}") from None
     if header is None:
         raise TimelineError(f"{path}: empty, not even a header")
     return Recording(header, rows)
 
 
-def _say(error: ValueError, line: str) -> str:
+def _say(error: Exception, line: str) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return str(error)
     hint = "" if line.endswith("\n") else "; the line is cut: if its run was killed, read it with partial=True"
