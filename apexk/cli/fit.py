@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from apexk.cli import DONE, LACKING
+from apexk.cli.flags import out_file
 from apexk.cli.progress import gib, table
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="a6000-paper", help="name or path of the hardware file that speeds are modelled on (default: a6000-paper)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of the weights (default: the configuration's)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that lies in the folder")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +60,9 @@ def show(r: dict) -> str:
     for row in r["pools"]:
         rows.append([str(row["pool"]), gib(row["gpu_bytes"]), {True: "yes", False: "no", None: "-"}[row["fits"]],
                      *(f"{row['tokens_per_s'][name]:.1f}" for name in policies)])
-    settings = ", ".join(f"{key}={value!r}" for key, value in r["suggested"].items() if key != "why")
+    suggested = r["suggested"]
+    settings = ", ".join(f"{key}={value!r}" for key, value in suggested.items() if key != "why")
+    advice = f"a host with {gib(suggested['host_bytes'])} of free memory" if "host_bytes" in suggested else f"ApexConfig({settings})"
     lines += ["", table(rows), "", f"tokens/s: decode at batch {gpu['batch']}, modelled on {r['hardware']} with its costs scaled by the expert's bytes, on a generated trace",
-              f"suggested: ApexConfig({settings}): {r['suggested']['why']}"]
+              f"suggested: {advice}: {suggested['why']}"]
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from apexk.sim.demand import demand_of
 from apexk.sim.generate import Shape, generate
 from apexk.sim.run import simulate
 from apexk.store.block import ExpertBlock
-from apexk.store.capacity import PoolSize, Room, resolve
+from apexk.store.capacity import Capacity, PoolSize, Room, resolve
 from apexk.testing.real import real_config, shapes
 
 POLICIES = ("no_assign", "ea_only", "apex")
@@ -96,7 +96,7 @@ def fit(about: Subject, *, machine: str = "a6000-paper", gpu_bytes: int | None =
                     "fits": pinned == resource.RLIM_INFINITY or store <= pinned},
         "gpu": {"bytes": free, "source": source, "context": context, "batch": batch, **kept}, "pools": rows,
         "hardware": machine, "modelled": True,
-        "suggested": _suggestion(rows, free, automatic, speeds),
+        "suggested": _suggestion(host, rows, free, automatic, speeds),
     }  # fmt: skip
 
 
@@ -116,11 +116,13 @@ def _gpu(given: int | None) -> tuple[int | None, str]:
     return None, "no GPU here, none given"
 
 
-def _suggestion(rows: list[dict], free: int | None, automatic, speeds: dict) -> dict:
-    """Settings of `ApexConfig`, and why."""
+def _suggestion(host: dict, rows: list[dict], free: int | None, automatic: Capacity | None, speeds: dict) -> dict:
+    """Settings of `ApexConfig`, and why; where the host is too small no setting helps, and `host_bytes` is what one would need."""
+    if not host.get("fits", True):
+        return {"host_bytes": host["needed"], "why": f"the experts stay in host memory whatever the pool, and here {host['limited_by']} leaves too little"}
     if free is None:
         return {"device": "cpu", "why": "no GPU here; --gpu-memory asks about one that is elsewhere"}
-    if sum(row["fits"] for row in rows) == 0:
+    if not any(row["fits"] for row in rows):
         return {"device": "cpu", "why": "the dense part and the cache alone do not fit on the GPU"}
     best = max(speeds[automatic.slots], key=speeds[automatic.slots].get)
     return {"pool": automatic.slots, "policy": best, "why": f"{automatic.arithmetic}; fastest of {', '.join(POLICIES)} there, modelled"}

@@ -85,9 +85,11 @@ def test_fit_says_when_the_host_is_too_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "STEPS", 2)
     monkeypatch.setattr(module, "WARMUP", 1)
     monkeypatch.setattr(memory, "rooms", lambda root=None: [memory.Room("the control group", GIB, 2 * GIB)])
-    r = ask(tmp_path, "olmoe-1b-7b-0924", code=LACKING)
+    r = ask(tmp_path, "olmoe-1b-7b-0924", "--gpu-memory", "48GiB", code=LACKING)
     assert not r["host"]["fits"] and r["host"]["limited_by"] == "the control group"
-    assert "DOES NOT FIT" in capsys.readouterr().out
+    assert "pool" not in r["suggested"] and r["suggested"]["host_bytes"] == r["host"]["needed"]
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT" in out and f"suggested: a host with {r['host']['needed'] / GIB:.2f} GiB" in out
 
 
 def test_fit_from_a_configuration_without_weights(tmp_path, roomy, monkeypatch, capsys):
