@@ -67,7 +67,7 @@ def arms(config: ApexConfig, policies: list[str], pools: list, plain: list[str])
     if config.device == "cpu":
         made = [Arm("apexk", replace(config, policy=policies[0]))]
     else:
-        made = [Arm(f"{policy}/pool={'auto' if pool is None else pool}", replace(config, policy=policy, pool=pool)) for policy in policies for pool in pools]
+        made = [Arm(f"{policy}/pool={pool}", replace(config, policy=policy, pool=pool)) for policy in policies for pool in pools]
     for name in plain:
         if name != "accelerate" and name not in PLAIN:
             raise ValueError(f"no plain arm {name!r}; there are {', '.join((*PLAIN, 'accelerate'))}")

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from apexk.bench.arms import Arm
 from apexk.bench.measure import Sample, figures, greedy_trace, run
+from apexk.bench.plan import Plan
 from apexk.bench.source import Source
 from apexk.bench.workload import encode, synthetic
 from apexk.hf.handle import versions
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is run: batch sizes x prompt lengths of random tokens, or batches of `prompts`; `beams` rows for each prompt."""
-
-    batches: Sequence[int]
-    lengths: Sequence[int]
-    new_tokens: int
-    repeats: int = 3
-    beams: int = 1
-    seed: int = 0
-    prompts: Sequence[str] | None = None
-
-    def __post_init__(self):
-        for name, values in (("batch", self.batches), ("prompt length", self.lengths), ("repeats", [self.repeats]), ("beams", [self.beams])):
-            if not values or min(values) < 1:
-                raise ValueError(f"{name} is {', '.join(map(str, values)) or 'empty'}; wanted whole numbers >= 1")
-        if self.new_tokens < 0:
-            raise ValueError(f"new tokens are {self.new_tokens}; wanted 0 or more")
 
 
 def bench(source: Source, arms: Sequence[Arm], plan: Plan, say: Callable[[str], None] = print) -> dict:
@@ -56,7 +37,7 @@ def throughput(source: Source, arms: Sequence[Arm], plan: Plan, say: Callable[[s
     result, size, best = None, min(plan.batches), 0.0
     while True:
         try:
-            found = bench(source, arms, Plan(**vars(plan) | {"batches": [size]}), say)
+            found = bench(source, arms, replace(plan, batches=[size]), say)
         except (MemoryError, torch.OutOfMemoryError):
             break
         result = found if result is None else result | {"rows": result["rows"] + found["rows"]}

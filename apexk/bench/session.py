@@ -1,13 +1,10 @@
-"""A swapped model for the command line: opened by name, generating, with its settings from the shared flags."""
+"""A swapped model for the command line: opened by name, and generating."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import TextIteratorStreamer
@@ -18,26 +15,6 @@ from apexk.config import ApexConfig
 from apexk.hf.handle import Handle
 from apexk.hf.loader.load import load
 from apexk.hf.swap import swap
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that `run`, `chat` and `serve` share."""
-    parser.add_argument("--model", default="demo", help="a checkpoint's folder, demo (default), or random:SHAPE")
-    parser.add_argument("--layers", type=int, help="sparse layers of a random model (default: all)")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="of the weights (default: the model's own)")
-    parser.add_argument("--policy", default="apex", help="see apexk policies (default: apex)")
-    parser.add_argument("--pool", default="auto", help="expert slots per layer, a size such as 8GiB, or auto (default)")
-    parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
-    parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
-    parser.add_argument("--threads", type=int, help="of the CPU kernels (default: all that this process may use)")
-    parser.add_argument("--timeline", type=Path, metavar="OUT", help="write a timeline.jsonl here")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run model code that lies in the folder")
-
-
-def config_of(args: argparse.Namespace) -> ApexConfig:
-    """Raises ValueError for a flag that does not fit."""
-    pool = None if args.pool == "auto" else int(args.pool) if args.pool.lstrip("-").isdigit() else args.pool
-    return ApexConfig(policy=args.policy, pool=pool, device=args.device, hardware=args.hardware, threads=args.threads, timeline=args.timeline)
 
 
 @dataclass
@@ -100,12 +77,11 @@ class Session:
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def open_session(args: argparse.Namespace) -> Session:
-    """The model that the shared flags name, swapped. A folder's experts are read straight into apexk's store."""
-    config = config_of(args)
-    folder = args.model != "demo" and not args.model.startswith("random:")
-    source = open_model(args.model, dtype=args.dtype, layers=args.layers, plain=not folder, trust_remote_code=args.trust_remote_code)
+def open_session(name: str, config: ApexConfig, *, dtype: str | None = None, layers: int | None = None, trust_remote_code: bool = False) -> Session:
+    """The model that `name` stands for (see `open_model`), swapped. A folder's experts are read straight into apexk's store."""
+    folder = name != "demo" and not name.startswith("random:")
+    source = open_model(name, dtype=dtype, layers=layers, plain=not folder, trust_remote_code=trust_remote_code)
     if not folder:
         return Session(source, swap(source.model, config))
-    source.model, handle = load(os.fspath(args.model), config, dtype=DTYPES.get(args.dtype), trust_remote_code=args.trust_remote_code)
+    source.model, handle = load(name, config, dtype=DTYPES.get(dtype), trust_remote_code=trust_remote_code)
     return Session(source, handle)

@@ -46,26 +46,26 @@ def main(argv: list[str] | None = None) -> int:
         sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
         if verb == asked:  # only the verb that is asked for is imported
             importlib.import_module(f"apexk.cli.{verb}").add_arguments(sub)
-    args = parser.parse_args(argv)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("apexk").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
     try:
-        return importlib.import_module(f"apexk.cli.{args.verb}").run(args)
+        args = parser.parse_args(argv)
+        return importlib.import_module(f"apexk.cli.{asked}").run(args)
     except (ValueError, TypeError) as error:  # bad input, already worded for a person
-        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        print(f"apexk {asked}: {error}", file=sys.stderr)
         return MISUSE
     except MemoryError as error:
-        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        print(f"apexk {asked}: {error}", file=sys.stderr)
         return LACKING
     except OSError as error:
-        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        print(f"apexk {asked}: {error}", file=sys.stderr)
         return FAILED
     except RuntimeError as error:
         if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
             raise
-        print(f"apexk {args.verb}: {error}", file=sys.stderr)
+        print(f"apexk {asked}: {error}", file=sys.stderr)
         return LACKING
     except KeyboardInterrupt:
-        print(f"apexk {args.verb}: interrupted", file=sys.stderr)
+        print(f"apexk {asked}: interrupted", file=sys.stderr)
         return FAILED

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from apexk import hardware
+from apexk.bench.plan import Plan
 from apexk.cli import DONE, LACKING
+from apexk.cli.flags import out_file
 from apexk.cli.progress import table
+from apexk.config import ApexConfig
 
 MODELLED = "modelled"
 
@@ -33,35 +39,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", default="", help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
     parser.add_argument("--threads", type=int, help="of the CPU kernels and of torch (default: all that this process may use)")
     parser.add_argument("--seed", type=int, default=0, help="of random weights and random prompts (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write everything here")
-    parser.add_argument("--csv", type=Path, metavar="OUT", help="also write the rows here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write everything here")
+    parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write the rows here")
 
 
 def run(args: argparse.Namespace) -> int:
+    plan = Plan(numbers("--batch", args.batch), numbers("--prompt", args.prompt), args.tokens, args.repeats, args.beams, args.seed)
+    policies, pools, plain = ([word.strip() for word in text.split(",") if word.strip()] for text in (args.policies, args.pools, args.plain))
+    if not policies or not pools:
+        raise ValueError(f"--policies is {args.policies!r}, --pools is {args.pools!r}; wanted at least one of each")
+    hardware.load(args.hardware)
+    config = ApexConfig(device=args.device, hardware=args.hardware, threads=args.threads)
+    for policy, pool in itertools.product(policies, pools):
+        replace(config, policy=policy, pool=pool)  # refuses bad ones
+
     import torch
 
     from apexk.bench.arms import arms
-    from apexk.bench.bench import Plan, bench, throughput
+    from apexk.bench.bench import bench, throughput
     from apexk.bench.source import open_model
     from apexk.bench.workload import MissingPackage, read_prompts
-    from apexk.config import ApexConfig
-    from apexk.hardware import load as load_hardware
 
     def say(text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    words = [word.strip() for word in args.policies.split(",") if word.strip()]
-    if not words:
-        raise ValueError("--policies names none")
-    load_hardware(args.hardware)
-    config = ApexConfig(device=args.device, hardware=args.hardware, threads=args.threads)
-    chosen = arms(config, words, pools(args.pools), [word.strip() for word in args.plain.split(",") if word.strip()])
+    chosen = arms(config, policies, pools, plain)
     try:
-        prompts = read_prompts(args.workload) if args.workload else None
+        plan = replace(plan, prompts=read_prompts(args.workload)) if args.workload else plan
     except MissingPackage as error:
         print(f"apexk bench: {error}", file=sys.stderr)
         return LACKING
-    plan = Plan(numbers("--batch", args.batch), numbers("--prompt", args.prompt), args.tokens, args.repeats, args.beams, args.seed, prompts)
     if args.threads:
         torch.set_num_threads(args.threads)
     source = open_model(args.model, dtype=args.dtype, layers=args.layers, seed=args.seed,
@@ -82,14 +89,6 @@ def numbers(flag: str, text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ValueError(f"{flag} is {text!r}; wanted whole numbers, comma-separated") from None
-
-
-def pools(text: str) -> list:
-    """Slots per layer: numbers, auto, or whatever `ApexConfig` takes."""
-    found = []
-    for word in (w.strip() for w in text.split(",")):
-        found.append(None if word == "auto" else int(word) if word.lstrip("-").isdigit() else word)
-    return found
 
 
 def show(result: dict) -> str:

@@ -6,26 +6,26 @@ import argparse
 import sys
 
 from apexk.cli import DONE
+from apexk.cli.flags import add_session_arguments, config_of
 
 HELP = "an empty line or Ctrl-D ends; /clear forgets the conversation; /stats tells what ran"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from apexk.bench.session import add_arguments as shared
-
-    shared(parser)
+    add_session_arguments(parser)
     parser.add_argument("--tokens", type=int, default=256, help="new tokens an answer (default: 256)")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
 
 
 def run(args: argparse.Namespace) -> int:
-    from apexk.bench.session import config_of, open_session
-
     if args.tokens < 1:
         raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
-    config_of(args)
-    session = open_session(args)
+    config = config_of(args)
+
+    from apexk.bench.session import open_session
+
+    session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     templated = session.source.tokenizer is not None and session.source.tokenizer.chat_template is not None
     if not templated:
         print(f"chat: {session.source.name} has no chat template: each line is continued as it is", file=sys.stderr)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import out_file
 from apexk.cli.progress import table
 from apexk.cli.simulate import words
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", type=int, default=64, help="slots a layer (default: 64)")
     parser.add_argument("--steps", type=int, default=50, help="steps, 10 of warm-up included (default: 50)")
     parser.add_argument("--seeds", default="101,102", help="comma-separated (default: 101,102)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import out_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", help="name or path of a hardware file (default: the timeline's, else a6000-paper)")
     parser.add_argument("--step", type=int, required=True)
     parser.add_argument("--layer", type=int, required=True)
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--json", type=out_file, metavar="OUT")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import out_file
 from apexk.cli.progress import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="apex", help="comma-separated names (default: apex)")
     parser.add_argument("--repeats", type=int, default=300, help="samples of each figure (default: 300)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from apexk.cli import DONE, FAILED
+from apexk.cli.flags import out_file
 from apexk.cli.progress import bar, table
 from apexk.cli.simulate import words
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", choices=(*NAMES, "all", "sensitivity"), help="all: every row; sensitivity: the headline figures over hardware constants")
     parser.add_argument("--seeds", default="0,1,2", help="of the rows with a band (default: 0,1,2)")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every row here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every row here")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the figures into this folder")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import out_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the matrix here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write the matrix here")
 
 
 def run(args: argparse.Namespace) -> int:

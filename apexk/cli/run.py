@@ -8,37 +8,37 @@ import sys
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
+from apexk.cli.flags import add_session_arguments, config_of, out_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from apexk.bench.session import add_arguments as shared
-
     parser.add_argument("prompt", nargs="*", help="prompts; - reads one a line from stdin (default without --file)")
     parser.add_argument("--file", type=Path, help="prompts: .txt, .jsonl, .csv or .parquet, MMLU's layouts included")
-    shared(parser)
+    add_session_arguments(parser)
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
     parser.add_argument("--batch", type=int, default=8, help="prompts at once (default: 8)")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--temperature", type=float, default=1.0, help="with --sample (default: 1.0)")
     parser.add_argument("--seed", type=int, default=0, help="with --sample (default: 0)")
-    parser.add_argument("--trace", type=Path, metavar="OUT", help="record the routing into a .trace.npz")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write prompts, answers and sums here")
+    parser.add_argument("--trace", type=out_file, metavar="OUT", help="record the routing into a .trace.npz")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write prompts, answers and sums here")
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
-
-    from apexk.bench.session import config_of, open_session
-    from apexk.bench.workload import MissingPackage
-
     if args.batch < 1:
         raise ValueError(f"--batch is {args.batch}; wanted at least 1")
     if args.tokens < 1:
         raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
     if args.temperature <= 0:
         raise ValueError(f"--temperature is {args.temperature}; wanted more than 0")
-    config_of(args)  # refused before a model is read
+    config = config_of(args)
+
+    import torch
+
+    from apexk.bench.session import open_session
+    from apexk.bench.workload import MissingPackage
+
     try:
         prompts = _prompts(args)
     except MissingPackage as error:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return LACKING
     how = {"do_sample": True, "temperature": args.temperature} if args.sample else {"do_sample": False}
     torch.manual_seed(args.seed)
-    session = open_session(args)
+    session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     recorder = _record(args, session, prompts)
     with session.handle as handle:
         texts, answers = session.texts(prompts, args.chat), []

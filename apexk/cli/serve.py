@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
+from apexk.cli.flags import add_session_arguments, config_of
 
 PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from apexk.bench.session import add_arguments as shared
-
-    shared(parser)
+    add_session_arguments(parser)
     parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--continuous-batching", action="store_true", help="the library's continuous batching with paged attention")
@@ -22,20 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformers.utils.import_utils import is_serve_available
-
-    from apexk.bench.session import config_of, open_session
-
     if not 0 < args.port < 65536:
         raise ValueError(f"--port is {args.port}; wanted 1..65535")
-    config_of(args)
+    config = config_of(args)
     template = args.chat_template and (PLAIN_TEMPLATE if args.chat_template == "plain" else Path(args.chat_template).read_text(encoding="utf-8"))
+
+    from transformers.utils.import_utils import is_serve_available
+
     if not is_serve_available():
         print("apexk serve: the library's server needs more packages: pip install 'transformers[serving]'", file=sys.stderr)
         return LACKING
     from apexk.bench.serving import served
+    from apexk.bench.session import open_session
 
-    session = open_session(args)
+    session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     if template:
         session.source.tokenizer.chat_template = template
     with session.handle, served(session, host=args.host, port=args.port, continuous_batching=args.continuous_batching):

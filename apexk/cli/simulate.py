@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import out_file
 from apexk.cli.progress import bar, table
 
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--popularity", metavar="FILE", help="first residents from this file instead of the trace's own profile")
     how.add_argument("--no-references", action="store_true", help="leave out oracle_p, belady, clairvoyant and all_resident")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ def test_parquet_without_its_package(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("name", "text", "said"), [
     ("a.csv", "one,two\n", "a.csv:1: 2 columns"), ("a.jsonl", "{\n", "a.jsonl:1: no JSON"), ("a.jsonl", '{"x": 1}\n', "a.jsonl:1: wanted prompt"),
-    ("a.txt", "\n", "no prompt"), ("a.doc", "x", "unknown kind"),
+    ("a.jsonl", "[" * 100_000 + "\n", "a.jsonl:1: no JSON"), ("a.txt", "\n", "no prompt"), ("a.doc", "x", "unknown kind"),
 ])  # fmt: skip
 def test_bad_workloads(tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
@@ -122,6 +122,7 @@ def test_bad_workloads(tmp_path, name, text, said):
     (["--batch", "0"], 2, "batch"), (["--batch", "many"], 2, "whole numbers"), (["--prompt", "300000"], 2, "context"), (["--repeats", "0"], 2, "repeats"),
     (["--tokens", "-1"], 2, "new tokens"), (["--plain", "fast"], 2, "grouped_mm"), (["--policies", ","], 2, "policies"), (["--policies", "best"], 2, "apex"),
     (["--pools", "40"], 2, "40"), (["--dtype", "int8"], 2, "bfloat16"), (["--workload", "/none.txt"], 1, "none.txt"), (["--hardware", "h900"], 2, "a6000"),
+    (["--json", "/nonexistent/b.json"], 1, "no folder"), (["--csv", "/tmp"], 1, "is a folder"),
     (["--vocabulary", "9"], 2, "random:SHAPE"), (["--beams", "0"], 2, "beams"), (["--threads", "0"], 2, "threads"), (["--device", "tpu"], 2, "virtual"),
 ], ids=str)  # fmt: skip
 def test_bad_words(words, code, said, capsys):

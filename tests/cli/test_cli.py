@@ -1,5 +1,6 @@
 """The command line as a person uses it: what it prints, what it writes, how it ends."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def test_policies_lists_them_all(capsys):
 
 def test_verbs_are_files():
     folder = Path(cli.__file__).parent
-    shared = {"__init__", "__main__", "progress"}
+    shared = {"__init__", "__main__", "flags", "progress"}
     assert {p.stem for p in folder.glob("*.py")} - shared == set(cli.VERBS)
 
 
@@ -126,3 +127,25 @@ def test_kernel_benchmarks_without_a_gpu(capsys):
     if not torch.cuda.is_available():
         assert run("kernels", "bench", "--device", "cuda") == 3
         assert "CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["bench", "evictions", "explain", "fit", "overhead", "paper", "policies", "run", "simulate"])
+def test_an_output_without_a_folder_is_refused_before_anything_runs(verb, monkeypatch, capsys, tmp_path):
+    module = importlib.import_module(f"apexk.cli.{verb}")
+    monkeypatch.setattr(module, "run", lambda args: pytest.fail("it ran"))
+    needed = {"explain": ["--step", "0", "--layer", "0"], "fit": ["x"], "paper": ["table3"], "run": ["x"]}.get(verb, [])
+    assert run(verb, *needed, "--json", tmp_path / "nowhere" / "x.json") == cli.FAILED
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["run", "x", "--tokens", "0"], ["run", "x", "--policy", "best"], ["chat", "--device", "tpu"], ["serve", "--port", "0"],
+                                   ["bench", "--batch", "0"], ["bench", "--policies", "best"], ["bench", "--pools", "some"], ["bench", "--hardware", "h900"]], ids=" ".join)  # fmt: skip
+def test_bad_words_are_refused_without_torch(words):
+    code = f"import sys\nfrom apexk.cli import main\ncode = main({words!r})\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == cli.MISUSE
+
+
+def test_a_timeline_nested_too_deep_is_named(tmp_path, capsys):
+    (tmp_path / "t.jsonl").write_text("[" * 100_000 + "\n")
+    assert run("report", tmp_path / "t.jsonl") == cli.MISUSE
+    assert "t.jsonl, line 1" in capsys.readouterr().err

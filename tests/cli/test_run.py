@@ -99,6 +99,7 @@ BAD = [
     (["run", "x", "--file", "/none.txt"], 2, "one of them"),
     (["run", "--file", "/none.txt"], 1, "none.txt"),
     (["run", "x", "--timeline", "/nonexistent/t.jsonl"], 1, "nonexistent"),
+    (["run", "x", "--json", "/nonexistent/x.json"], 1, "no folder /nonexistent"),
     (["run", "x", "y", "--trace", "a.npz", "--batch", "1", "--device", "cpu"], 2, "one batch"),
     (["run", "word " * 4000, "--device", "cpu"], 2, "exceed the model's context"),
     (["chat", "--tokens", "0"], 2, "tokens"),

@@ -4,14 +4,13 @@ import json
 import socket
 import threading
 import urllib.request
-from argparse import ArgumentParser
 
 import pytest
 from transformers.utils.import_utils import is_serve_available
 
 import apexk
 from apexk import cli
-from apexk.bench.session import Session, add_arguments, open_session
+from apexk.bench.session import Session, open_session
 from apexk.bench.source import open_model
 from apexk.cli.serve import PLAIN_TEMPLATE
 from apexk.demo import model as demo
@@ -31,9 +30,7 @@ def wanted():
 def served():
     from apexk.bench.serving import served
 
-    parser = ArgumentParser()
-    add_arguments(parser)
-    session = open_session(parser.parse_args(["--device", "cpu"]))
+    session = open_session("demo", apexk.ApexConfig(device="cpu"))
     session.source.tokenizer.chat_template = PLAIN_TEMPLATE
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -1,0 +1,26 @@
+"""What a benchmark runs. Imports no torch, so that a bad number is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run: batch sizes x prompt lengths of random tokens, or batches of `prompts`; `beams` rows for each prompt."""
+
+    batches: Sequence[int]
+    lengths: Sequence[int]
+    new_tokens: int
+    repeats: int = 3
+    beams: int = 1
+    seed: int = 0
+    prompts: Sequence[str] | None = None
+
+    def __post_init__(self):
+        for name, values in (("batch", self.batches), ("prompt length", self.lengths), ("repeats", [self.repeats]), ("beams", [self.beams])):
+            if not values or min(values) < 1:
+                raise ValueError(f"{name} is {', '.join(map(str, values)) or 'empty'}; wanted whole numbers >= 1")
+        if self.new_tokens < 0:
+            raise ValueError(f"new tokens are {self.new_tokens}; wanted 0 or more")
