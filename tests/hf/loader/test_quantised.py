@@ -38,7 +38,7 @@ def defined_fp8(weights, scales, block, dtype):
 def test_rows_of_an_fp8_matrix_take_their_own_blocks_scales(rows):
     """As a flat `[E*I, H]` matrix of experts is read, whose share of rows begins inside a block."""
     stored = quantize(torch.randn(30, 20), (8, 16))
-    parts = tuple(Stored("t", None, 0, t.nbytes, t.dtype, tuple(t.shape)) for t in stored)
+    parts = tuple(Stored("t", None, t.dtype, tuple(t.shape), 0, t.nbytes) for t in stored)
     read = dict(zip(map(id, parts), stored, strict=True))
     tensor = Tensor("t", (30, 20), parts, "fp8", (8, 16))
     found = tensor.values(lambda part, begin, end: read[id(part)][begin:end], torch.float32, rows)
