@@ -1,8 +1,8 @@
 """Overheads in microseconds, each beside a yardstick of the same run.
 
-`decide`, `check`, `launch` and `layer` are processor time of the thread that runs the model, so that waiting for the GPU and other load on
-the machine do not count. The layer runs `CudaDevice` on the fake runtime with kernels that do nothing: its own Python and
-native code, without the launch of a Triton kernel and without the driver's part, which only a GPU can tell.
+`decide`, `check`, `launch` and `layer` are processor time of the thread that runs the model, so that waiting for the GPU and
+other load on the machine do not count. The layer runs `CudaDevice` on the fake runtime with kernels that do nothing: its own
+Python and native code, without the launch of a Triton kernel and without the driver's part, which only a GPU can tell.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NATIVE = {"hand_over": 50.0, "submit_call": None, "join_call": None, "copy_call"
 
 @dataclass(frozen=True)
 class Row:
-    """`us` is the median; `yardsticks` is it as a multiple of the run's yardstick."""
+    """`us` is a median in microseconds; `yardsticks` the same as a multiple of the run's `yardstick`."""
 
-    what: str  # decide | check | launch | layer | a key of `NATIVE`
+    what: str  # decide | check (`policy_us`) | launch | layer (`layer_us`) | a key of `NATIVE`
     us: float
     yardsticks: float
     policy: str | None = None
@@ -55,6 +55,7 @@ class Row:
 
 
 def rows(policies: Sequence[str], repeats: int) -> Iterator[Row]:
+    """Every case under every policy of `policies`, then the native ones; each a median of about `repeats` (>= 1) samples."""
     unit = yardstick()
     for name in policies:
         for experts, tokens, goal in POLICY_CASES:
@@ -90,7 +91,7 @@ def yardstick() -> float:
 
 
 def policy_us(name: str, experts: int, tokens: int, repeats: int) -> tuple[float, float]:
-    """Medians of `on_route` and of the check of its plan, a quarter of the experts resident."""
+    """Medians of `on_route` and of the check of its plan in microseconds, a quarter of the experts resident."""
     policy = _policy(name, experts, experts // 4)
     loads = skewed_loads(experts, tokens)
     resident = frozenset(range(0, experts, 4))
@@ -101,9 +102,9 @@ def policy_us(name: str, experts: int, tokens: int, repeats: int) -> tuple[float
 
 
 def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, float]:
-    """Medians of one layer: from the routing being on the host to everything launched, which the GPU may have to wait for; and
-    of all of it, the read-back, the merge and learning from earlier layers' times included, which mostly run beside the GPU's
-    work."""
+    """Medians of one layer in microseconds: from the routing being on the host to everything launched, which the GPU may have
+    to wait for; and of all of it, the read-back, the merge and learning from earlier layers' times included, which mostly run
+    beside the GPU's work. `steps` steps of `LAYERS` layers."""
     block = ExpertBlock(HIDDEN, INTERMEDIATE, torch.bfloat16)
     store = HostStore(LAYERS, experts, block)
     for layer in range(LAYERS):
@@ -114,14 +115,7 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
         policy = _policy(name, experts, experts // 4)
         engine = Engine(ModelShape(LAYERS, experts, TOPK), experts // 4, device, policy, EngineSettings(), Timeline(None), block.payload_bytes)
         taken, routed = [], []
-        real = device.read_back
-
-        def read_back(*arguments):
-            loads = real(*arguments)
-            routed.append(time.thread_time_ns())
-            return loads
-
-        device.read_back = read_back
+        engine.recorder = lambda *_: routed.append(time.thread_time_ns())  # called once the routing is on the host
         for step in range(steps):
             for layer in range(LAYERS):
                 rows = _rows(experts, tokens, seed=step * LAYERS + layer)
@@ -131,13 +125,14 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
                 launched = time.thread_time_ns() - routed[-1]
                 join(engine, task, out)
                 taken.append((launched / 1e3, (time.thread_time_ns() - began) / 1e3))
-        launches, whole = zip(*taken[len(taken) // 4 :], strict=True)
+        launches, whole = zip(*taken[len(taken) // 4 :], strict=True)  # the first quarter warms up
         return median(launches), median(whole)
     finally:
         device.close()
 
 
 def skewed_loads(experts: int, tokens: int, seed: int = 0) -> Mapping[int, int]:
+    """Token loads of the active experts, top-`TOPK` of a skewed distribution."""
     counts = torch.bincount(_rows(experts, tokens, seed).topk_ids.reshape(-1), minlength=experts)
     return {e: n for e, n in enumerate(counts.tolist()) if n}
 
