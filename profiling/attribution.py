@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-PHASES = ("prefill", "decode")
+from apexk.timeline.schema import PHASES
+
 WORDS = re.compile(r"L(\d+)(?:/([a-z_.]+))?$")
 LAYER = "layer"
 KERNEL, TO_DEVICE, TO_HOST, OTHER = range(4)  # what an operation on the device is

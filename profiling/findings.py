@@ -5,11 +5,11 @@ from __future__ import annotations
 from apexk.timeline import Recording
 
 from .layers import lines_of
+from .tables import MS
 
 IDLE_SHARE, OVERHEAD_SHARE, USED_SHARE = 0.05, 0.02, 0.3  # below these nothing is said
 LEAST_SPECULATIVE = 20  # copies, before their use says anything
 MOST_SPREAD_NS = 50_000
-MS = 1e6
 
 
 def findings(recording: Recording) -> list[str]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from apexk.timeline import Recording
 
 from .layers import LayerLine, lines_of
-from .style import headline, legend, plain, theme
+from .style import clock, headline, legend, plain, theme
 from .tables import MS, by_step
 
 SIZE = (10.0, 4.4)
@@ -168,14 +168,12 @@ def _finish(figure, axes, look, path, title, recording, *, grid="y", key=True, i
     elif key:
         legend(axes, look, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.3)
     figure.tight_layout(rect=(0, 0.03, 1, 0.945))
-    headline(figure, look, title, _clock(recording), left=axes.get_position().x0)
+    headline(figure, look, title, _about(recording), left=axes.get_position().x0)
     figure.savefig(path, facecolor=look.page)
     plt.close(figure)
 
 
-def _clock(recording: Recording) -> str:
-    header = recording.header
-    config = header["config"] if isinstance(header["config"], dict) else {}
+def _about(recording: Recording) -> str:
+    config = recording.header["config"] if isinstance(recording.header["config"], dict) else {}
     run = ", ".join(f"{name} {config[name]}" for name in ("policy", "pool") if config.get(name) is not None)
-    how = "" if "profile" in header else "modelled on " if any(row["modelled"] for row in recording.rows) else "measured on "
-    return f"{run}; {how}{header['hardware']}" if run else f"{how}{header['hardware']}"
+    return "; ".join(filter(None, (run, clock(recording))))

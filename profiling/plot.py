@@ -23,7 +23,7 @@ from apexk.timeline import Recording
 
 from .layers import LayerLine, lines_of
 from .load import load
-from .style import STYLE, Theme, theme
+from .style import STYLE, Theme, clock, theme
 from .tables import MS
 
 LANES = {"gpu": "GPU", "h2d": "copy channel", "cpu": "CPU workers"}
@@ -80,7 +80,7 @@ def layer_timeline(
     for line in shown:
         _draw_layer(axes, line, begin, look, name_step=len({other.step for other in shown}) > 1)
     _decorate(axes, [_kind(row) for row in rows if row["end_ns"] > row["start_ns"]], look)
-    axes.set_title(f"{title or _title(recording, shown)} \u2014 {_clock(recording)}", loc="left", color=look.ink, fontsize=11.5, pad=10)
+    axes.set_title(f"{title or _title(recording, shown)} \u2014 {clock(recording)}", loc="left", color=look.ink, fontsize=11.5, pad=10)
     figure.text(0.985, 0.015, NOTE, ha="right", color=look.faint, fontsize=8)
     figure.savefig(path_out_png)
     plt.close(figure)
@@ -208,13 +208,6 @@ def _title(recording: Recording, shown: list[LayerLine]) -> str:
     if config.get("pool") is not None:
         parts.insert(1, f"{config['pool']} slots a layer")
     return ", ".join(part for part in parts if part)
-
-
-def _clock(recording: Recording) -> str:
-    if "profile" in recording.header:
-        return recording.header["hardware"]
-    how = "modelled" if any(row["modelled"] for row in recording.rows) else "measured"
-    return f"{how} on {recording.header['hardware']}"
 
 
 def main(arguments: list[str] | None = None) -> int:

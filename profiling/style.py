@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apexk.timeline import Recording
+
 # Kind -> (label, hatch). Colours differ in lightness and the speculative copies carry a hatch, so that kinds are told apart
 # without colour.
 STYLE = {
@@ -79,6 +81,14 @@ def headline(figure: Figure, look: Theme, text: str, below: str = "", *, left: f
     figure.text(left, 0.965, text, ha="left", va="top", color=look.ink, fontsize=11.5)
     if below:
         figure.text(0.985, 0.015, below, ha="right", va="bottom", color=look.faint, fontsize=8)
+
+
+def clock(recording: Recording) -> str:
+    """How the run's times were made: by which tool, or measured or modelled on what."""
+    hardware = recording.header["hardware"]
+    if "profile" in recording.header:
+        return hardware
+    return f"{'modelled' if any(row['modelled'] for row in recording.rows) else 'measured'} on {hardware}"
 
 
 def legend(axes: Axes, look: Theme, **more) -> None:

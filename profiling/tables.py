@@ -8,12 +8,12 @@ from collections import defaultdict
 from statistics import fmean
 
 from apexk.timeline import Recording
+from apexk.timeline.schema import PHASES
 
 from .intervals import intersect, length, union
 from .layers import COLUMNS, LANES, LayerLine, lines_of
 
 MS = 1e6  # ns in a ms
-PHASES = ("prefill", "decode")
 LAST = ("cpu", "gpu", "transfer")
 PAPER = ("paper_cpu_ns", "paper_gpu_ns")
 
