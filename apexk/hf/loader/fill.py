@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,15 @@ MOST_BUFFERS = 1024  # of one read; the system's limit
 
 
 class Reader:
-    """Open files; reads parts of stored tensors. Any thread may use it."""
+    """Open files; reads parts of stored tensors. Any thread may use it.
+
+    Reads after `close` raise ValueError: a loading that was interrupted leaves threads of the library that still ask for tensors.
+    """
 
     def __init__(self):
         self._open: dict[Path, int] = {}
-        self._lock = threading.Lock()
+        self._closed, self._reads = False, 0
+        self._changed = threading.Condition()
 
     def read(self, stored: Stored, begin: int, end: int) -> torch.Tensor:
         """Rows `[begin, end)` along the first dimension, in memory of their own."""
@@ -50,25 +55,40 @@ class Reader:
     def scatter(self, file: Path, at: int, places: list, what: str) -> None:
         """The file's bytes from `at` on into one writable buffer after the other. `what`: named if the file ends before."""
         places = list(places)[::-1]
-        while places:
-            count = os.preadv(self._descriptor(file), places[: -MOST_BUFFERS - 1 : -1], at)
-            if count == 0 and len(places[-1]):
-                raise CheckpointError(f"{file}: cut off in {what} while it was read")
-            at += count
-            while places and len(places[-1]) <= count:
-                count -= len(places.pop())
-            if count:
-                places[-1] = memoryview(places[-1]).cast("B")[count:]
+        with self._opened(file) as descriptor:
+            while places:
+                count = os.preadv(descriptor, places[: -MOST_BUFFERS - 1 : -1], at)
+                if count == 0 and len(places[-1]):
+                    raise CheckpointError(f"{file}: cut off in {what} while it was read")
+                at += count
+                while places and len(places[-1]) <= count:
+                    count -= len(places.pop())
+                if count:
+                    places[-1] = memoryview(places[-1]).cast("B")[count:]
 
     def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
+        """Waits for reads that other threads are in: a descriptor that is closed under them may be another file's by then."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._reads)
+            while self._open:
+                os.close(self._open.popitem()[1])
 
-    def _descriptor(self, file: Path) -> int:
-        with self._lock:
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator[int]:
+        with self._changed:
+            if self._closed:
+                raise ValueError(f"{file}: its loading has ended, nothing is read from it")
             if file not in self._open:
                 self._open[file] = os.open(file, os.O_RDONLY)
-            return self._open[file]
+            descriptor = self._open[file]
+            self._reads += 1
+        try:
+            yield descriptor
+        finally:
+            with self._changed:
+                self._reads -= 1
+                self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ import json
 import os
 import random
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from safetensors.torch import save_file
 import apexk
 from apexk.hf.inspect import UnsupportedModel
 from apexk.hf.loader.fill import Reader
-from apexk.hf.loader.headers import CheckpointError
+from apexk.hf.loader.headers import CheckpointError, read_headers
 from apexk.machine import memory
 
 EXPERT, DENSE = "model.layers.2.mlp.experts.5.up_proj.weight", "model.layers.1.self_attn.q_proj.weight"
@@ -243,6 +246,32 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, monkeypatch, kind, where):
     loaded, handle = apexk.load(tmp_path)
     handle.restore()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+def test_a_reader_that_is_closed_waits_for_reads_and_refuses_more(tmp_path, monkeypatch):
+    """The library's threads may ask on after an interrupted loading: no file is opened again, none is closed under a read."""
+    write(tmp_path)
+    stored = next(iter(read_headers(tmp_path).values()))
+    reader, reading, go_on, preadv, order = Reader(), threading.Event(), threading.Event(), os.preadv, []
+
+    def slow(*args):
+        reading.set()
+        assert go_on.wait(10)
+        order.append("read")
+        return preadv(*args)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    with ThreadPoolExecutor() as pool:
+        got = pool.submit(reader.read, stored, 0, 1)
+        assert reading.wait(10)
+        closing = pool.submit(lambda: (reader.close(), order.append("closed")))
+        time.sleep(0.05)
+        go_on.set()
+        assert got.result(10).shape[0] == 1
+        closing.result(10)
+    assert order == ["read", "closed"]
+    with pytest.raises(ValueError, match="its loading has ended"):
+        reader.read(stored, 0, 1)
 
 
 def test_reads_that_come_in_parts(tmp_path, monkeypatch):
