@@ -9,12 +9,12 @@ import json
 import multiprocessing
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
 from . import kept
 from .other_triton import gate_under
 from .specs import GEMMS, specs
+from .table import counted, table, targets_of
 from .targets import TARGETS
 
 DEFAULT_TARGETS = (80, 86, 90)
@@ -37,23 +37,19 @@ def failures(report, tile) -> list[str]:
         if not report.loop.mma:
             wrong.append("no tensor-core instruction in the main loop")
         elif report.target == 90 and _wide(tile) and not any("GMMA" in kind for kind in report.loop.mma):
-            wrong.append(f"wgmma expected at this tile, got {_plain(report.loop.mma)}")
+            wrong.append(f"wgmma expected at this tile, got {counted(report.loop.mma)}")
         if not (report.loop.copies or report.loop.tma):
             wrong.append("main loop is not pipelined through cp.async")
         if report.inflight_kib < report.need_kib and tile.get("BLOCK_M") == 16:
             wrong.append(f"{report.inflight_kib} KiB in flight on an SM, memory needs {report.need_kib}")
     if set(widths) - {128}:  # of weights and of rows alike: the instructions do not say which is which
-        wrong.append(f"reads of the main loop are {_plain(widths)} bits wide, wanted 128 only: is the row length a multiple of 16?")
+        wrong.append(f"reads of the main loop are {counted(widths)} bits wide, wanted 128 only: is the row length a multiple of 16?")
     return wrong
 
 
 def _wide(tile) -> bool:
     """The tensor core's M side holds the 64 rows that wgmma wants."""
     return (tile["BLOCK_N"] if tile["SWAP_AB"] else tile["BLOCK_M"]) >= 64
-
-
-def _plain(counter: Counter) -> str:
-    return " ".join(f"{n}x{kind}" for kind, n in sorted(counter.items(), key=str)) or "-"
 
 
 def run_one(job):
@@ -79,15 +75,9 @@ def row(report, tile) -> tuple:
     part = report.loop if report.loop.instructions else report.all
     return (
         report.kernel, report.label, report.target, shape(report, tile), report.regs, report.spill_bytes,
-        report.shared_bytes, report.blocks, _plain(report.loop.mma), _plain(part.loads), _plain(part.copies),
+        report.shared_bytes, report.blocks, counted(report.loop.mma), counted(part.loads), counted(part.copies),
         f"{report.inflight_kib}/{report.need_kib}" if report.inflight_kib else "-",
     )  # fmt: skip
-
-
-def table(rows) -> str:
-    rows = [COLUMNS, *[tuple(str(cell) for cell in r) for r in rows]]
-    widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in rows)
 
 
 def main(argv=None) -> int:
@@ -101,10 +91,7 @@ def main(argv=None) -> int:
     parser.add_argument("--triton", metavar="VERSION", help="under this Triton instead of the installed one, in an environment of its own")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
-    targets = [int(t) for t in args.targets.split(",")]
-    unknown = [t for t in targets if t not in TARGETS]
-    if unknown:
-        parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    targets = targets_of(args.targets, parser)
     which = "quick" if args.quick else "gemms" if args.gemms else "all"
     if args.keep and which != "all":
         parser.error(f"--keep wants the whole table, not --{which}")
@@ -121,7 +108,7 @@ def main(argv=None) -> int:
     results = compile_all(targets, which, args.jobs)
     reports = [(report, tile) for _, tile, _, report in results if not isinstance(report, str)]
     print(f"triton {triton.__version__}, ptxas " + ", ".join(sorted({f"{r.ptxas} (sm_{r.target})" for r, _ in reports})))
-    print(table(row(report, tile) for report, tile in reports))
+    print(table(COLUMNS, [row(report, tile) for report, tile in reports]))
     failed = [(label, kernel, "does not compile: " + text) for label, _, kernel, text in results if isinstance(text, str)]
     failed += [(f"sm_{r.target} {r.label}", r.kernel, text) for r, tile in reports for text in failures(r, tile)]
     failed += compare(reports, keep=args.keep, whole=which == "all")

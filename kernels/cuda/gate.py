@@ -9,12 +9,12 @@ import argparse
 import json
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from apexk.kernels.aot.compile import disassemble
 from apexk.kernels.aot.sass import Counts, count
-from apexk.kernels.aot.targets import TARGETS, occupancy
+from apexk.kernels.aot.table import counted, table, targets_of
+from apexk.kernels.aot.targets import occupancy
 
 from . import build
 from .slots import THREADS, UNROLL
@@ -39,7 +39,7 @@ def failures(made: build.Compiled, counts: Counts) -> list[str]:
 
 def row(made: build.Compiled, counts: Counts) -> tuple:
     blocks = occupancy(made.target, made.regs, made.shared_bytes, WARPS[made.kernel]).blocks
-    return made.kernel, made.target, made.regs, made.spill_bytes, made.shared_bytes, blocks, _plain(counts.loads), _plain(counts.stores), counts.local
+    return made.kernel, made.target, made.regs, made.spill_bytes, made.shared_bytes, blocks, counted(counts.loads), counted(counts.stores), counts.local
 
 
 def main(argv=None) -> int:
@@ -47,10 +47,7 @@ def main(argv=None) -> int:
     parser.add_argument("--targets", default=",".join(map(str, build.TARGETS)), help="compute capabilities, 86 for 8.6 (%(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write every figure here")
     args = parser.parse_args(argv)
-    targets = [int(t) for t in args.targets.split(",")]
-    unknown = [t for t in targets if t not in TARGETS]
-    if unknown:
-        parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    targets = targets_of(args.targets, parser)
     compiler = build.nvcc()
     if compiler is None:
         print("!!! NOT COVERED: the CUDA kernels; nvcc was not found (install the CUDA toolkit, or name its compiler in NVCC)", file=sys.stderr)
@@ -68,14 +65,8 @@ def main(argv=None) -> int:
                 rows.append(row(made, counts))
                 wrong += [f"sm_{target} {kernel}: {text}" for text in failures(made, counts)]
     print(f"nvcc {build.version(compiler)}")
-    cells = [COLUMNS, *[tuple(map(str, r)) for r in rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    print("\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells))
+    print(table(COLUMNS, rows))
     print("\n".join(f"FAILED {text}" for text in wrong) + ("\n" if wrong else "") + f"{len(rows)} cubins, {len(wrong)} failures")
     if args.json:
         Path(args.json).write_text(json.dumps([dict(zip(COLUMNS, r, strict=True)) for r in rows], indent=1))
     return 1 if wrong else 0
-
-
-def _plain(counter: Counter) -> str:
-    return " ".join(f"{n}x{bits}" for bits, n in sorted(counter.items())) or "-"
