@@ -41,7 +41,6 @@ void apexk_fake_fail(apexk_fake_call call, int32_t after, int32_t code); /* once
 int64_t apexk_fake_count(apexk_fake_counter counter);
 
 int apexk_fake_stream_create(apexk_stream *stream);
-int apexk_fake_stream_destroy(apexk_stream stream);                  /* after its work */
 int apexk_fake_stream_query(apexk_stream stream);
 int apexk_fake_event_ns(apexk_event event, int64_t *ns);             /* when its latest record was done, CLOCK_MONOTONIC */
 int apexk_fake_launch(apexk_stream stream, apexk_host_fn kernel, void *user); /* runs on the stream's own thread */

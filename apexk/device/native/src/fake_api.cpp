@@ -46,13 +46,11 @@ int injected_failure(apexk_fake_call call) {
   return in.after.load() >= 0 && in.after.fetch_sub(1) == 0 ? in.code.load() : kOk;
 }
 
-template <class Inner>
-Inner *alive(void *handle) {
-  auto *found = static_cast<Inner *>(handle);
-  return runtime && found && found->alive ? found : nullptr;
+Stream *of(apexk_stream stream) { return runtime ? reinterpret_cast<Stream *>(stream) : nullptr; }
+Event *of(apexk_event handle) {
+  auto *event = reinterpret_cast<Event *>(handle);
+  return runtime && event && event->alive ? event : nullptr;
 }
-Stream *of(apexk_stream stream) { return alive<Stream>(stream); }
-Event *of(apexk_event event) { return alive<Event>(event); }
 
 int put(apexk_fake_call call, apexk_stream stream, const Op &op) {
   if (!of(stream)) return result(kInvalidHandle);
@@ -226,9 +224,7 @@ APEXK_EXPORT int64_t apexk_fake_count(apexk_fake_counter counter) {
   std::lock_guard lock(runtime->mutex);
   int64_t count = 0;
   switch (counter) {
-    case APEXK_FAKE_STREAMS:
-      for (const auto &stream : runtime->streams) count += stream->alive;
-      break;
+    case APEXK_FAKE_STREAMS: return runtime->streams.size();
     case APEXK_FAKE_EVENTS:
       for (const auto &event : runtime->events) count += event->alive;
       break;
@@ -252,13 +248,6 @@ APEXK_EXPORT int apexk_fake_stream_create(apexk_stream *stream) {
   runtime->streams.push_back(std::make_unique<Stream>(runtime->shared, runtime->streams.size()));
   runtime->made++;
   *stream = reinterpret_cast<apexk_stream>(runtime->streams.back().get());
-  return kOk;
-}
-
-APEXK_EXPORT int apexk_fake_stream_destroy(apexk_stream stream) {
-  if (!of(stream)) return result(kInvalidHandle);
-  of(stream)->synchronize();
-  of(stream)->alive = false;  // its thread sleeps until the runtime stops
   return kOk;
 }
 

@@ -69,7 +69,6 @@ class Stream {
   void put(const Op &op);   // waits for a place in the ring
   bool idle();
   void synchronize();
-  std::atomic<bool> alive{true};
 
  private:
   static constexpr size_t kRing = 1024;
