@@ -25,7 +25,7 @@ def bench(source: Source, arms: Sequence[Arm], plan: Plan, say: Callable[[str], 
         for length in [0] if plan.prompts is not None else plan.lengths:
             rows += _cell(source, arms, plan, size, length, say)
     return {
-        "schema": "apexk.bench/1", "model": source.name, "random_weights": source.random, "dtype": str(source.model.dtype).removeprefix("torch."),
+        "schema": "apexk.e2e/1", "model": source.name, "random_weights": source.random, "dtype": str(source.model.dtype).removeprefix("torch."),
         "new_tokens": plan.new_tokens, "repeats": plan.repeats, "beams": plan.beams, "seed": plan.seed, "threads": torch.get_num_threads(),
         "versions": versions(), "skipped": skipped, "rows": rows,
     }  # fmt: skip

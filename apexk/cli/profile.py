@@ -147,9 +147,13 @@ class _TorchCapture:
 def _workload(args: argparse.Namespace, capture) -> int:
     """Prefill and decode of a swapped model, once to warm up and once in the capture."""
     import apexk
+    from apexk.bench.source import open_model
     from apexk.demo import model as demo
 
-    model, tokenizer = _load(args)
+    source = open_model(args.model or "demo")
+    if source.tokenizer is None:
+        raise ValueError(f"{source.name} has no tokenizer: it takes no text")
+    model, tokenizer = source.model, source.tokenizer
     texts = demo.prompts(args.prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     config = apexk.ApexConfig(policy=args.policy, pool=0 if _device(args) == "cpu" else args.pool, device=_device(args), hardware=args.hardware,
@@ -160,13 +164,3 @@ def _workload(args: argparse.Namespace, capture) -> int:
         with capture:
             demo.generate(model, tokenizer, texts, args.tokens)
     return DONE
-
-
-def _load(args: argparse.Namespace):
-    if args.model is None:
-        from apexk.demo import model as demo
-
-        return demo.load()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    return AutoModelForCausalLM.from_pretrained(args.model).eval(), AutoTokenizer.from_pretrained(args.model)

@@ -66,6 +66,7 @@ def test_command_line(tmp_path, capsys):
              "--json", tmp_path / "b.json", "--csv", tmp_path / "b.csv"]  # fmt: skip
     assert cli.main([str(w) for w in words]) == 0
     told, out = json.loads((tmp_path / "b.json").read_text()), capsys.readouterr()
+    assert told["schema"] == "apexk.e2e/1", "the kernels' benchmark rows are apexk.bench/1"
     assert [(r["batch"], r["arm"]) for r in told["rows"]] == [(1, "apexk"), (1, "hf/grouped_mm"), (2, "apexk"), (2, "hf/grouped_mm")]
     assert not any(r["modelled"] for r in told["rows"]) and "modelled" not in out.out and "accelerate: left out" in out.out
     with (tmp_path / "b.csv").open() as lines:
