@@ -13,9 +13,9 @@ import torch
 
 from . import library as lib
 
-DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # apexk_dtype
 log = logging.getLogger("apexk.kernels.cpu")
 
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # apexk_dtype
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oss": 3}  # apexk_activation
 
 

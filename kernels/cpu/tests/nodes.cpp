@@ -108,7 +108,7 @@ void record(decltype(Machine::homes) homes, int node) {
   NEED(job->done());
 }
 
-// Every row block of every unit once, and each expert's as often.
+// How many row blocks of `expert` ran.
 size_t blocks_of(const std::vector<Entry> &entries, int expert) {
   return static_cast<size_t>(std::count_if(entries.begin(), entries.end(), [=](const Entry &e) { return e.expert == expert; }));
 }

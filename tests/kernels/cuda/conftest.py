@@ -23,7 +23,7 @@ def kernels(tmp_path_factory):
     for name in build.KERNELS:
         unit = folder / f"{name}.cpp"
         unit.write_text(
-            f'#include <memory>\n#include "{HERE / "cuda_on_cpu.h"}"\n#include "{build.source(name)}"\n'
+            f'#include "{HERE / "cuda_on_cpu.h"}"\n#include "{build.source(name)}"\n'
             f'extern "C" void launch(int grid, int block, const unsigned long long* raw) {{ launch_on_cpu({name}, grid, block, raw); }}\n'
         )
         library = folder / f"{name}.so"

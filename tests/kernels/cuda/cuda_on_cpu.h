@@ -3,7 +3,9 @@
 #pragma once
 #include <atomic>
 #include <barrier>
+#include <memory>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 

@@ -17,8 +17,7 @@ class Layer:
     def __init__(self, experts, slots, payload, host=12, room=9, count=None):
         stride = -(-payload // 4096) * 4096
         self.host = torch.randint(0, 255, (host, stride), dtype=torch.uint8)
-        start = -self.host.data_ptr() % 16  # torch's CPU allocator aligns to 64; said, not relied on
-        assert start == 0
+        assert self.host.data_ptr() % 16 == 0, "torch's CPU allocator aligns to 64 bytes"
         self.blocks = self.host.data_ptr() + torch.arange(host, dtype=torch.int64) * stride
         self.experts, self.slots = (torch.tensor(v, dtype=torch.int32) for v in (experts, slots))
         self.count = torch.tensor([len(experts) if count is None else count], dtype=torch.int32)

@@ -17,6 +17,7 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated: before any kernel file is imported
 
+
 @pytest.fixture(scope="session")
 def device():
     """Where the kernels run: "cuda", or "cpu" with the interpreter ready."""

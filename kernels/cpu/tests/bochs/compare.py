@@ -1,9 +1,9 @@
 """`make test-isa`: the library's vector objects on their own instructions, in Bochs, against the emulation, bit by bit.
 
 Bochs 3.0 interprets AVX-512, its BF16 products and AMX tiles on any machine. It is taken from PATH (3.0 or newer), else
-fetched by fetch.sh. boot.S is a ROM that calls payload.cpp; no operating system is
-involved. What the payload prints through Bochs' debug port must equal what it prints as a program of this machine, linked
-with the emulated objects. Where Bochs cannot be had, that is said and the exit status is 0.
+fetched by fetch.sh. boot.S is a ROM that calls payload.cpp; no operating system is involved. What the payload prints through
+Bochs' debug port must equal what it prints as a program of this machine, linked with the emulated objects. Where Bochs
+cannot be had, that is said and the exit status is 0.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks Debian 13's Bochs 3.0 and the libraries it needs into a folder; nothing is installed. About 85 MB.
+# Unpacks Debian 13's Bochs 3.0 and the libraries it needs into a folder; nothing is installed. About 350 MB there.
 #
 #   fetch.sh FOLDER
 #
