@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # `cuda_on_fake`: importlib mode gives test modules no package
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parent / "engine")]  # `cuda_on_fake`, `removals`: importlib mode gives test modules no package
 
 
 @pytest.fixture

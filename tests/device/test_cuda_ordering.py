@@ -6,13 +6,13 @@ What goes wrong shows as an error or as other tokens than the unpatched model's,
 import ast
 import sys
 import time
-import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from cuda_on_fake import fake_gpu
+from removals import Removal, reload_without, sites
 
 import apexk
 from apexk.demo import model as demo
@@ -61,36 +61,15 @@ class Stop(Exception):
     pass
 
 
-class Removal(ast.NodeTransformer):
-    """Removes the `number`-th bare call of one of CALLS."""
-
-    def __init__(self, number):
-        self.number, self.seen, self.removed = number, 0, None
+class CallRemoval(Removal):
+    """The bare calls of CALLS."""
 
     def visit_Expr(self, node):
         call = node.value
         name = getattr(call.func, "attr", getattr(call.func, "id", None)) if isinstance(call, ast.Call) else None
-        if name not in CALLS or "undo" in ast.unparse(node):
+        if name not in CALLS or "undo" in ast.unparse(node) or not self._hit(f"{name}:{ast.unparse(node)}"):
             return node
-        self.seen += 1
-        if self.seen - 1 != self.number:
-            return node
-        self.removed = f"{name}:{ast.unparse(node)}"
         return ast.copy_location(ast.Pass(), node)
-
-
-def sites():
-    found = []
-    for path in FILES:
-        number = 0
-        while True:
-            removal = Removal(number)
-            removal.visit(ast.parse(path.read_text()))
-            if removal.removed is None:
-                break
-            found.append(pytest.param(path, number, id=f"{path.name}:{removal.removed}"))
-            number += 1
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -162,18 +141,11 @@ def test_every_scene_is_right(trained, plain, monkeypatch, tmp_path, scene):
     play(trained, plain, monkeypatch, tmp_path / "t.jsonl", scene)
 
 
-@pytest.mark.parametrize(("path", "number"), sites())
+@pytest.mark.parametrize(("path", "number"), sites(FILES, CallRemoval))
 def test_each_order_is_needed(path, number, trained, plain, monkeypatch, tmp_path, request):
     if request.node.callspec.id in PROOFS:
         pytest.skip(PROOFS[request.node.callspec.id])
-    for source in FILES:
-        tree = ast.parse(source.read_text())
-        if source == path:
-            tree = ast.fix_missing_locations(Removal(number).visit(tree))
-        module = types.ModuleType(f"apexk.device.{source.stem}")
-        module.__package__, module.__file__ = "apexk.device", str(source)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(tree, str(source), "exec"), vars(module))
+    reload_without(monkeypatch, "apexk.device", FILES, path, CallRemoval(number))
     monkeypatch.setattr("cuda_on_fake.cuda", sys.modules["apexk.device.cuda"])
     monkeypatch.setattr("cuda_on_fake.Operation", sys.modules["apexk.device.cuda_clock"].Operation)
     with pytest.raises(Exception):  # noqa: B017 - whatever shows it

@@ -4,8 +4,6 @@ itself is checked, by removing each order that the engine asks for and expecting
 import ast
 import importlib
 import random
-import sys
-import types
 from collections import Counter
 from itertools import groupby
 from operator import itemgetter
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from removals import Removal, reload_without, sites
 from test_against_oracle import PAPER, run_engine, trace
 from test_timeline import POLICIES, RULES, check_every_pair_once
 
@@ -126,58 +125,31 @@ def test_a_restart_is_ordered():
     interrupted(RULES[0])
 
 
-class Removal(ast.NodeTransformer):
-    """Removes one order: the `number`-th argument of all `wait_for` calls, or the `number`-th bare fence statement."""
-
-    def __init__(self, number):
-        self.number, self.seen, self.removed = number, 0, None
-
-    def _hit(self, node):
-        self.seen += 1
-        if self.seen - 1 == self.number:
-            self.removed = f"line {node.lineno}: {ast.unparse(node)}"
-            return True
-        return False
+class OrderRemoval(Removal):
+    """The arguments of all `wait_for` calls and the bare fence statements."""
 
     def visit_Call(self, node):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "wait_for":
-            node.args = [arg for arg in node.args if not self._hit(arg)]
+            node.args = [arg for arg in node.args if not self._hit(_at(arg))]
         return node
 
     def visit_Expr(self, node):
         self.generic_visit(node)
         call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "synchronize" and self._hit(call):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "synchronize" and self._hit(_at(call)):
             return ast.copy_location(ast.Pass(), node)
         return node
 
 
-def sites():
-    found = []
-    for path in sorted(ENGINE.glob("*.py")):
-        number = 0
-        while True:
-            removal = Removal(number)
-            removal.visit(ast.parse(path.read_text()))
-            if removal.removed is None:
-                break
-            found.append(pytest.param(path, number, id=f"{path.stem}:{removal.removed}"))
-            number += 1
-    return found
+def _at(node):
+    return f"line {node.lineno}: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize(("path", "number"), sites())
+@pytest.mark.parametrize(("path", "number"), sites(sorted(ENGINE.glob("*.py")), OrderRemoval))
 def test_each_order_is_needed(path, number, monkeypatch):
-    for name in ("runtime", "layer"):  # layer imports runtime
-        source = ENGINE / f"{name}.py"
-        tree = ast.parse(source.read_text())
-        if source == path:
-            tree = ast.fix_missing_locations(Removal(number).visit(tree))
-        module = types.ModuleType(f"apexk.engine.{name}")
-        module.__package__ = "apexk.engine"
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(tree, str(source), "exec"), vars(module))
+    modules = [ENGINE / "runtime.py", ENGINE / "layer.py"]  # the second imports the first
+    reload_without(monkeypatch, "apexk.engine", modules, path, OrderRemoval(number))
     with pytest.raises(OrderError):
         for rules in RULES:
             for policy, capacity in (("apex", 6), ("sa_only", 6), ("mixtral_offloading", 5), ("llamacpp_static32", 5), ("post_fetch", 5)):
