@@ -165,8 +165,8 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
     """More copies than slots: as many as fit are copied and run, then their slots serve the next ones. Returns the experts
     whose copy failed.
 
-    The first wave spares the active residents; they have been launched, so later waves may take their slots too. Policies
-    that keep nothing use the free slots only, and free them again.
+    The first wave spares the active residents; they have been launched, so later waves may take their slots too, but for
+    those that the policy holds. Policies that keep nothing use the free slots only, and free them again.
     """
     at, slots, keeps = events.at, engine.slots[events.at.layer], engine.policy.keeps_fetched
     waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
@@ -185,7 +185,7 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
             slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
             if not keeps:
                 slots.evict(expert)
-        landing, spared, read = (), frozenset(), wait_for(events.launches[-1][1] if events.launches else None)
+        landing, spared, read = (), engine.policy.holds(view), wait_for(events.launches[-1][1] if events.launches else None)
     return tuple(failed)
 
 

@@ -102,6 +102,10 @@ class Policy:
         """Decide one layer. Pure: the same view gives the same plan."""
         raise NotImplementedError
 
+    def holds(self, view: RouteView) -> frozenset[int]:
+        """Experts of which later waves of copies leave those in their slots that are there; at least one slot must be none's."""
+        return frozenset()
+
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
         """Absent experts of the next MoE layer to prefetch, in order; none unless the policy speculates."""
         return speculative_order(prediction, resident) if self.speculates else ()

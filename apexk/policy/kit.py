@@ -108,13 +108,12 @@ def _check_choice(policy: Policy, view: RouteView, plan: Plan) -> None:
 def _fetch(policy: Policy, view: RouteView, plan: Plan, pool: set[int], slots: int) -> None:
     if not policy.keeps_fetched:
         return
-    new = list(plan.exact_fetch)
-    spared = set(view.loads)
+    new, spared, held = list(plan.exact_fetch), set(view.loads), policy.holds(view)
     while new:
         idle = exact_candidates(pool, spared, ())
         room = slots - len(pool) + len(idle)
-        _need(room > 0 or spared, "no slot is left for a copy")
-        wave, new, spared = new[:room], new[room:], set(spared) if room >= len(new) else set()
+        _need(room > 0 or spared is not held, "no slot is left for a copy")
+        wave, new, spared = new[:room], new[room:], held
         out = policy.victims(view.layer, idle, max(0, len(wave) - (slots - len(pool))), view.step)
         _check_victims(out, idle)
         pool -= set(out)

@@ -16,6 +16,7 @@ from .fiddler import FiddlerOriginal, FiddlerStatic
 from .fixed_p import FixedCount
 from .freetoken import FreeTokenQ
 from .hybrimoe import HybriMoE
+from .ktransformers import KTDynamic, KTStatic
 from .llamacpp import IkLlamaCpp, LlamaCpp
 from .mixtral_offloading import MixtralOffloading
 from .no_assign import NoAssignment
@@ -27,7 +28,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali,
+        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"
