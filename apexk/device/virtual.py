@@ -21,9 +21,9 @@ from apexk.timeline.writer import Timeline
 NS = 1e6  # nanoseconds a millisecond
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Span:
-    """An operation's place on the modelled clock, in ns; also its event."""
+    """An operation's place on the modelled clock, in ns; also its event. Nobody changes one."""
 
     start: int
     end: int
@@ -55,13 +55,11 @@ class VirtualDevice:
     def begin_layer(self, at: At) -> None:
         self._run("gpu", "attention", at, self.hardware.layer.o_att, names=(accesses.attention,))
 
-    def read_back(self, at: At, rows: Rows) -> dict[int, int]:
-        loads = rows.loads
-        if loads is None:
-            loads = self.halves.begin(rows)
+    def read_back(self, at: At, rows: Rows) -> Mapping[int, int]:
+        loads = self.halves.begin(rows) if rows.loads is None else rows.loads
         routed = self._run("gpu", "route", at, 0.0, tokens=rows.tokens, names=(accesses.route,))
         self._now = max(self._now, routed.end)
-        return {e: n for e, n in loads.items() if n > 0}
+        return loads
 
     def stop_speculation(self, at: At) -> Stopped:
         landed, running = [], None
@@ -171,8 +169,8 @@ class VirtualDevice:
         for event in after:
             if event.end > start:
                 start = event.end
-        span = Span(start, start + round(ms * NS))
-        self._free[lane] = span.end
+        end = self._free[lane] = start + round(ms * NS)
+        span = Span(start, end)
         if self.timeline.active:
             self._row(kind, lane, at, span, **facts)
         return span

@@ -72,60 +72,60 @@ class AffineModel:
 
 
 class Line:
-    """One fit, kept as the weighted normal equations `gram @ x = rhs`.
+    """One fit, kept as the weighted normal equations, row by row of `[gram | rhs]` from the diagonal on.
 
     `start` is the prior's coefficients and `typical` the regressors of a typical sample; both fix the prior's weight.
     """
 
     def __init__(self, start: Sequence[float], typical: Sequence[float], forgetting: float):
         total = sum(c * x for c, x in zip(start, typical, strict=True)) or TINY_MS
-        unsure = [max(c, UNSURE * total / x) for c, x in zip(start, typical, strict=True)]
-        self.prior_gram = [(NOISE * total / u) ** 2 for u in unsure]
-        self.prior_rhs = [w * c for w, c in zip(self.prior_gram, start, strict=True)]
-        size = range(len(start))
-        self.gram = [[self.prior_gram[i] if i == j else 0.0 for j in size] for i in size]
-        self.rhs = list(self.prior_rhs)
+        weights = [(NOISE * total / max(c, UNSURE * total / x)) ** 2 for c, x in zip(start, typical, strict=True)]
+        self.size = len(start)
+        self.places = [(i, j) for i in range(self.size) for j in range(i, self.size + 1)]
+        self.sums = [w if i == j else w * start[i] if j == self.size else 0.0 for w, (i, j) in ((weights[p[0]], p) for p in self.places)]
         self.forgetting = forgetting
+        self.back = [(1.0 - forgetting) * prior for prior in self.sums]  # what each sample returns to the prior
         self.fitted: tuple[float, ...] | None = tuple(start)
 
     def add(self, sample: Sequence[float], ms: float) -> None:
-        keep, back = self.forgetting, 1.0 - self.forgetting
-        prior, rhs = self.prior_gram, self.rhs
-        for i, x in enumerate(sample):
-            row = [keep * old + x * y for old, y in zip(self.gram[i], sample, strict=True)]
-            row[i] += back * prior[i]
-            self.gram[i] = row
-            rhs[i] = keep * rhs[i] + x * ms + back * self.prior_rhs[i]
+        keep, seen = self.forgetting, (*sample, ms)
+        self.sums = [keep * old + seen[i] * seen[j] + back for old, (i, j), back in zip(self.sums, self.places, self.back, strict=True)]
         self.fitted = None
 
     def fit(self) -> tuple[float, ...]:
         """Coefficients, none negative: a negative one is set to zero and the others are fitted again without it."""
         if self.fitted is None:
-            free = list(range(len(self.rhs)))
-            values = solve(self.gram, self.rhs, free)
-            while free and min(values) < 0.0:
-                del free[values.index(min(values))]
-                values = solve(self.gram, self.rhs, free)
-            full = dict(zip(free, values, strict=True))
-            self.fitted = tuple(full.get(i, 0.0) for i in range(len(self.rhs)))
+            values = solve(self.sums)
+            if min(values) < 0.0:
+                values = self._without(values)
+            self.fitted = tuple(values)
         return self.fitted
 
+    def _without(self, values: Sequence[float]) -> list[float]:
+        free = list(range(self.size))
+        while free and min(values) < 0.0:
+            del free[values.index(min(values))]
+            values = solve([s for s, (i, j) in zip(self.sums, self.places, strict=True) if i in free and (j in free or j == self.size)])
+        full = dict(zip(free, values, strict=True))
+        return [full.get(i, 0.0) for i in range(self.size)]
 
-def solve(gram: Sequence[Sequence[float]], rhs: Sequence[float], keep: Sequence[int]) -> list[float]:
-    """Solve the positive definite system restricted to the indices `keep`, at most three, by elimination without pivoting."""
-    if len(keep) == 3:
-        i, j, k = keep
-        a, b, c = gram[i][i], gram[i][j], gram[i][k]
-        f, g = b / a, c / a
-        d, e, y = gram[j][j] - f * b, gram[j][k] - f * c, rhs[j] - f * rhs[i]
+
+def solve(sums: Sequence[float]) -> list[float]:
+    """Solves a positive definite system of at most three unknowns by elimination without pivoting.
+
+    `sums` holds each row of `[matrix | right side]` from the diagonal on: nine numbers for three unknowns, five for two.
+    """
+    if len(sums) == 9:
+        a, b, c, x, d, e, y, g, z = sums
+        f, h = b / a, c / a
+        d, e, y, g, z = d - f * b, e - f * c, y - f * x, g - h * c, z - h * x
         h = e / d
-        z = (rhs[k] - g * rhs[i] - h * y) / (gram[k][k] - g * c - h * e)
+        z = (z - h * y) / (g - h * e)
         y = (y - e * z) / d
-        return [(rhs[i] - b * y - c * z) / a, y, z]
-    if len(keep) == 2:
-        i, j = keep
-        a, b = gram[i][i], gram[i][j]
+        return [(x - b * y - c * z) / a, y, z]
+    if len(sums) == 5:
+        a, b, x, d, y = sums
         f = b / a
-        y = (rhs[j] - f * rhs[i]) / (gram[j][j] - f * b)
-        return [(rhs[i] - b * y) / a, y]
-    return [rhs[i] / gram[i][i] for i in keep]
+        y = (y - f * x) / (d - f * b)
+        return [(x - b * y) / a, y]
+    return [sums[1] / sums[0]] if sums else []

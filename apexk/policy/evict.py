@@ -28,8 +28,9 @@ class LayerUtility:
         self.powers = [1.0]  # decay**n, as far as it was asked for
         self.value = [p / total for p in popularity] if total else [0.0] * experts
         self.seeded = not total  # until the first loads, values are shares of the layer's load
-        self.updated = [-1] * experts
-        self.active = [-1] * experts  # last step with a token; -1 before any
+        self.active = [-1] * experts  # last step with a token, which `value` is as of; -1 before any
+        self.scores: dict[int, float] = {}  # as of step `scored`, for those that were asked for
+        self.scored = -1
 
     def update(self, step: int, loads: Mapping[int, int]) -> None:
         """End of the layer in `step`; steps must not go back."""
@@ -38,26 +39,35 @@ class LayerUtility:
             self.value = [v * total for v in self.value]
             self.seeded = True
         self._reach(step + 1)
-        value, updated, active, powers = self.value, self.updated, self.active, self.powers
+        value, active, powers = self.value, self.active, self.powers
         for expert, load in loads.items():
-            value[expert] = value[expert] * powers[step - updated[expert]] + load
-            updated[expert] = active[expert] = step
+            value[expert] = value[expert] * powers[step - active[expert]] + load
+            active[expert] = step
+        self.scored = -1
 
     def read(self, expert: int, step: int) -> float:
         """Utility as decayed to `step`; in tokens once the layer has run."""
         self._reach(step + 1)
-        return self.value[expert] * self.powers[step - self.updated[expert]]
+        return self.value[expert] * self.powers[step - self.active[expert]]
 
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         """The `count` least useful candidates, worst first; ties: longest inactive, then lowest id. Fewer if there are fewer."""
         if count <= 0:
             return ()
-        self._reach(step + 1)
-        value, updated, active, powers = self.value, self.updated, self.active, self.powers
-        ranked = [(value[e] * powers[step - updated[e]], active[e], e) for e in candidates]
-        if count == 1:
-            return (min(ranked)[2],) if ranked else ()
-        return _first(ranked, count)
+        if self.scored != step:
+            self._reach(step + 1)
+            self.scores, self.scored = {}, step
+        known = self.scores.keys()
+        self._score([e for e in candidates if e not in known], step)
+        ranked = sorted(candidates)  # sorts are stable: by score, then by step of last use, then by id
+        ranked.sort(key=self.active.__getitem__)
+        ranked.sort(key=self.scores.__getitem__)
+        return tuple(ranked[:count])
+
+    def _score(self, experts: Sequence[int], step: int) -> None:
+        scores, value, active, powers = self.scores, self.value, self.active, self.powers
+        for e in experts:
+            scores[e] = value[e] * powers[step - active[e]]
 
     def _reach(self, exponent: int) -> None:
         while len(self.powers) <= exponent:
@@ -91,40 +101,45 @@ class LearntUtility(LayerUtility):
         self.standing_sums: tuple[float, float, float] | None = None  # over all experts: 1, s, s*s
         self.utility_sums = [0.0, 0.0, 0.0]  # over all experts: u, u*u, u*s, as of the end of step `learnt`
         self.weight, self.samples, self.learnt = self.FIRST, 0, -1
-        self.gram, self.rhs = [[0.0] * 3 for _ in range(3)], [0.0] * 3
+        self.sums = [0.0] * 9  # of the line's normal equations, as `solve` takes them
 
     def update(self, step: int, loads: Mapping[int, int]) -> None:
+        """One sample of every expert for the line: (1, u as decayed to this step, s) -> y, its log(1 + n) in this step."""
         if self.standing_sums is None and self.share and loads:
             total = sum(loads.values())
             self.standing = [log1p(share * total) for share in self.share]
             self.standing_sums = (len(self.standing), sum(self.standing), sum([s * s for s in self.standing]))
-        concave = {e: log1p(n) for e, n in loads.items()}
+        self._reach(step + 1)
+        value, active, powers, standing = self.value, self.active, self.powers, self.standing
+        sum_y = sum_yy = sum_uy = sum_sy = 0.0
+        for expert, load in loads.items():
+            y, u = log1p(load), value[expert] * powers[step - active[expert]]
+            sum_y += y
+            sum_yy += y * y
+            sum_uy += y * u
+            sum_sy += y * standing[expert]
+            value[expert] = u + y
+            active[expert] = step
+        self.scored = -1
         if self.standing_sums:
-            self._learn(step, concave)
-        super().update(step, concave)
+            self._learn(step, sum_y, sum_yy, sum_uy, sum_sy)
 
-    def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
-        self._reach(step + 1)
-        value, updated, active, powers = self.value, self.updated, self.active, self.powers
-        weight, standing = self.weight, self.standing
-        return _first([(value[e] * powers[step - updated[e]] + weight * standing[e], active[e], e) for e in candidates], count)
+    def _score(self, experts: Sequence[int], step: int) -> None:
+        scores, value, active, powers, weight, standing = self.scores, self.value, self.active, self.powers, self.weight, self.standing
+        for e in experts:
+            scores[e] = value[e] * powers[step - active[e]] + weight * standing[e]
 
-    def _learn(self, step: int, concave: Mapping[int, float]) -> None:
-        """One sample of every expert: (1, u as decayed to this step, s) -> y, its log(1 + n) in this step."""
-        self._reach(step + 1)
-        standing, kept = self.standing, self.powers[step - self.learnt]
+    def _learn(self, step: int, sum_y: float, sum_yy: float, sum_uy: float, sum_sy: float) -> None:
+        kept = self.powers[step - self.learnt]
         sum_u, sum_uu, sum_us = self.utility_sums
         sum_u, sum_uu, sum_us = kept * sum_u, kept * kept * sum_uu, kept * sum_us
         experts, sum_s, sum_ss = self.standing_sums
-        sum_y, sum_yy = sum(concave.values()), sum([y * y for y in concave.values()])
-        sum_uy, sum_sy = sum([y * self.read(e, step) for e, y in concave.items()]), sum([y * standing[e] for e, y in concave.items()])
         if self.samples:  # before the first there is no u
             keep = self.KEEP
-            newest = ((experts, sum_u, sum_s), (sum_u, sum_uu + self.RIDGE, sum_us), (sum_s, sum_us, sum_ss + self.RIDGE))
-            self.gram = [[keep * old + new for old, new in zip(*rows, strict=True)] for rows in zip(self.gram, newest, strict=True)]
-            self.rhs = [keep * old + new for old, new in zip(self.rhs, (sum_y, sum_uy, sum_sy), strict=True)]
+            newest = (experts, sum_u, sum_s, sum_y, sum_uu + self.RIDGE, sum_us, sum_uy, sum_ss + self.RIDGE, sum_sy)
+            self.sums = [keep * old + new for old, new in zip(self.sums, newest, strict=True)]
         if self.samples >= self.SAMPLES:
-            _, b, c = solve(self.gram, self.rhs, (0, 1, 2))
+            _, b, c = solve(self.sums)
             self.weight = min(self.MOST, max(0.0, c / b)) if b > 0 else self.MOST
         self.samples += 1
         self.utility_sums, self.learnt = [sum_u + sum_y, sum_uu + 2 * sum_uy + sum_yy, sum_us + sum_sy], step

@@ -13,6 +13,7 @@ def speculative_order(prediction: Prediction, resident: Collection[int]) -> tupl
     That is the paper's ranking. An expert without a predicted token is not prefetched.
     """
     loads, scores = prediction.loads, prediction.scores
-    absent = [e for e, load in loads.items() if load > 0 and e not in resident]
-    absent.sort(key=lambda e: (-loads[e], -scores.get(e, 0.0), e))
+    absent = sorted([e for e, load in loads.items() if load > 0 and e not in resident])
+    absent.sort(key={e: scores.get(e, 0.0) for e in absent}.__getitem__, reverse=True)  # sorts are stable
+    absent.sort(key=loads.__getitem__, reverse=True)
     return tuple(absent)
