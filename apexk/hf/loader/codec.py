@@ -49,14 +49,21 @@ class Tensor:
         if rows and self.kind == "fp8" and len(self.shape) == 2:  # a block's scale spans rows: whole blocks are read
             high = self.block[0]
             first, last = begin // high, -(-end // high)
-            weights, scales = read(self.parts[0], first * high, min(last * high, self.shape[0])), read(self.parts[1], first, last)
+            weights, scales = read(self.parts[0], first * high, min(last * high, self.shape[0])), self._finite(read(self.parts[1], first, last))
             return dequantize_fp8(weights, scales, self.block, dtype or torch.bfloat16)[begin - first * high : end - first * high]
         parts = [read(part, begin, end if rows else part.shape[0] if part.shape else 1) for part in self.parts]
         if self.kind == "plain":
             return parts[0] if dtype is None else parts[0].to(dtype)
+        self._finite(parts[1])
         if self.kind == "fp8":
             return dequantize_fp8(*parts, self.block, dtype or torch.bfloat16)
         return dequantize_mxfp4(*parts, dtype or torch.bfloat16).transpose(1, 2)
+
+    def _finite(self, scales: torch.Tensor) -> torch.Tensor:
+        """Raises `CheckpointError` for scales that make no numbers; of MXFP4 that is the exponent 255."""
+        if bool((scales == 255).any() if self.kind == "mxfp4" else not scales.float().isfinite().all()):
+            raise CheckpointError(f"{self.parts[1].name} in {self.parts[1].file.name} holds scales that are not finite")
+        return scales
 
 
 def dequantize_fp8(weights: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 
@@ -62,6 +62,9 @@ def _index(folder: Path) -> dict[str, str]:
         index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
             raise TypeError("weight_map is no table of file names")
+        outside = next((file for file in index.values() if PurePath(file).is_absolute() or ".." in PurePath(file).parts), None)
+        if outside is not None:  # a link in the folder may lead anywhere, as in the hub's cache; a name may not
+            raise ValueError(f"it names {outside!r}, which is not in the folder")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as an index ({error})") from error
     return index

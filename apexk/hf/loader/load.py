@@ -71,6 +71,9 @@ def inspect(path: str | os.PathLike, *, dtype: torch.dtype | None = None, trust_
     folder = Path(path)
     stored = read_headers(folder)
     config = read_config(folder, trust_remote_code)
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > len(stored):  # before so many are built
+        raise CheckpointError(f"{folder / 'config.json'} wants {layers} layers, but the checkpoint holds {len(stored)} tensors")
     quantization = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()

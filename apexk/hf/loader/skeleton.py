@@ -25,7 +25,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         raise CheckpointError(f"{folder} holds no config.json")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - the library checks values by what happens to fail
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
 
@@ -43,8 +43,11 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bo
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-    except ValueError as error:
-        raise UnsupportedModel(f"model type {config.model_type!r} has no causal language model in transformers: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # noqa: BLE001 - as above
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if "Unrecognized configuration class" in why:
+            raise UnsupportedModel(f"model type {config.model_type!r} has no causal language model in transformers: {why}") from error
+        raise CheckpointError(f"no model can be built from the configuration: {why}") from error
     for module in model.modules():
         add_placeholders(module, dict(module._parameters))
     return model

@@ -53,6 +53,13 @@ def no_json(folder, tensors):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 16) + b"{" * 16)
 
 
+def index_of(folder, tensors, file):
+    """An index that names `file` for every tensor; it is there."""
+    (folder.parent / "other").mkdir(exist_ok=True)
+    (folder / "model.safetensors").rename(folder.parent / "other" / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, file)}))
+
+
 def header(change):
     """Changes the header's table, leaving the tensors where they are."""
 
@@ -156,6 +163,8 @@ BROKEN = {
     "a shard is missing": (shard_missing, "lacks model-00002-of-00003.safetensors"),
     "not in its file": (not_in_its_file, "promises model.layers.0.extra.weight"),
     "a file name that is too long": (over_long_file_name, "lacks x{300}"),
+    "a file outside of the folder": (lambda f, t: index_of(f, t, "../other/model.safetensors"), "names '../other/model.safetensors', which is not in the folder"),
+    "a file by its whole path": (lambda f, t: index_of(f, t, "/etc/model.safetensors"), "names '/etc/model.safetensors', which is not in the folder"),
     "a bad index": (bad_index, "index.json.*not readable"),
     "an expert's matrix is missing": (without(EXPERT), f"{EXPERT} missing"),
     "an expert is missing": (lambda f, t: rewrite(f, {n: v for n, v in t.items() if ".2.mlp.experts.5." not in n}), "experts.5.*experts.5"),
@@ -173,6 +182,12 @@ BROKEN = {
     "a configuration that is no JSON": (bad_config, "config.json"),
     "another quantisation": (lambda f, t: change_config(f, quantization_config={"quant_method": "gptq", "bits": 4}), "'gptq'.*fp8, mxfp4"),
     "more experts than there are": (lambda f, t: change_config(f, num_experts=9, num_local_experts=9), "experts.8.*missing"),
+    "a setting of another kind": (lambda f, t: change_config(f, use_sliding_window=[1]), "config.json.*use_sliding_window"),
+    "a type that is a number": (lambda f, t: change_config(f, dtype=1e308), "config.json"),
+    "an activation that nobody knows": (lambda f, t: change_config(f, hidden_act="BOOL"), "no model can be built.*BOOL"),
+    "a size that no tensor can have": (lambda f, t: change_config(f, vocab_size=2**63), "no model can be built"),
+    "a configuration nested too deep": (lambda f, t: (f / "config.json").write_text("[" * 100_000), "config.json"),
+    "more layers than tensors": (lambda f, t: change_config(f, num_hidden_layers=2**31), "wants 2147483648 layers"),
     "another width": (lambda f, t: change_config(f, moe_intermediate_size=16), "has shape"),
 }
 
@@ -301,3 +316,15 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "inspect", after_the_look)
     with pytest.raises(CheckpointError, match="cut off in .* while it was read"):
         apexk.load(tmp_path)
+
+
+def test_a_folder_of_links_as_in_the_hubs_cache(tmp_path):
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    write(snapshot)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    _, handle = apexk.load(snapshot, apexk.ApexConfig(device="cpu"))
+    handle.restore()

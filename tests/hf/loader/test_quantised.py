@@ -122,6 +122,15 @@ def drop_scales(tensors):
     return {name: t for name, t in tensors.items() if not name.endswith("experts.3.up_proj.weight_scale_inv")}
 
 
+def spoil_scales(value):
+    def change(tensors):
+        name = next(n for n in tensors if n.endswith("experts.3.up_proj.weight_scale_inv"))
+        tensors[name].view(-1)[-1] = value
+        return tensors
+
+    return change
+
+
 def cut_scales(tensors):
     return {name: t[:, :-1].contiguous() if name.endswith("experts.3.up_proj.weight_scale_inv") else t for name, t in tensors.items()}
 
@@ -130,6 +139,8 @@ def cut_scales(tensors):
     (drop_scales, FP8 | {"weight_block_size": [16, 16]}, "scales .*experts.3.up_proj.weight_scale_inv are missing"),
     (cut_scales, FP8 | {"weight_block_size": [16, 16]}, r"experts.3.up_proj.weight_scale_inv has shape \[2, 3\].*wants \[2, 4\]"),
     (dict, FP8 | {"weight_block_size": [16, 32]}, "weight_scale_inv has shape"),
+    (spoil_scales(float("nan")), FP8 | {"weight_block_size": [16, 16]}, "up_proj.weight_scale_inv in model.safetensors holds scales that are not finite"),
+    (spoil_scales(float("inf")), FP8 | {"weight_block_size": [16, 16]}, "scales that are not finite"),
     (dict, FP8, "weight_block_size .*got None"),
     (dict, None, "quantization_config does not say 'fp8'"),
 ])  # fmt: skip
@@ -145,6 +156,19 @@ def test_fp8_with_scales_that_do_not_fit(tmp_path, change, config, said):
     rewrite(tmp_path, change(stored))
     change_config(tmp_path, **({"quantization_config": config} if config else {}))
     with pytest.raises(CheckpointError, match=said):
+        apexk.load(tmp_path)
+
+
+def test_an_mxfp4_exponent_that_is_none(tmp_path):
+    write(tmp_path, "gpt_oss")
+    tensors = tensors_of(tmp_path)
+    name = next(n for n in tensors if n.endswith("down_proj"))
+    experts, inner, hidden = tensors.pop(name).shape
+    scales = torch.full((experts, hidden, inner // 32), 127, dtype=torch.uint8)
+    scales[-1, -1, -1] = 255
+    rewrite(tmp_path, tensors | {f"{name}_blocks": torch.zeros(experts, hidden, inner // 32, 16, dtype=torch.uint8), f"{name}_scales": scales})
+    change_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(CheckpointError, match=f"{name}_scales in model.safetensors holds scales that are not finite"):
         apexk.load(tmp_path)
 
 
