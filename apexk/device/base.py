@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 #: a router: MoE input [T, H] -> (expert ids [T, topk], routing weights [T, topk])
 Router = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Predicted = tuple[Mapping[int, int], Mapping[int, float]]  # (loads, score sums) of the experts that a router names
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Rows:
 
     With tensors: `x [T, H]` in the weight dtype, `topk_ids [T, topk]` int64, `topk_weights [T, topk]` float32, and
     `pairs [T*topk, H]` float32, which the device provides and the GPU and CPU halves fill row by row (row t*topk+k).
-    Without tensors (a simulation) `loads` holds the routing's token loads and `predicted` the next layer's (loads, score
-    sums). Long inputs are run in `parts`, views of consecutive tokens whose `loads` the routing event fills; parts share
+    Without tensors (a simulation) `loads` holds the active experts' token loads and `predicted` the (loads, score sums) of
+    the layers that follow, nearest first, as far as they are predicted. Long inputs are run in `parts`, views of consecutive tokens whose `loads` the routing event fills; parts share
     two `pairs` buffers in turn, so the memory of a layer is bounded whatever the number of tokens.
     """
 
@@ -44,7 +45,7 @@ class Rows:
     topk_weights: torch.Tensor | None = None
     pairs: torch.Tensor | None = None
     loads: Mapping[int, int] | None = None
-    predicted: tuple[Mapping[int, int], Mapping[int, float]] | None = None
+    predicted: Sequence[Predicted] = ()
     start: int = 0  # of a part: its first token
     buffer: int | None = None  # of a part: which of the two `pairs` buffers is its
     parts: list[Rows] = field(default_factory=list)  # empty where the input is run whole
@@ -88,8 +89,7 @@ def wait_for(*events: Event | None) -> tuple[Event, ...]:
     return tuple(event for event in events if event is not None)
 
 
-@dataclass(frozen=True)
-class SpeculativeCopy:
+class SpeculativeCopy(NamedTuple):
     """One entry of the speculative queue: `expert` of `layer` into `slot`."""
 
     layer: int
@@ -142,9 +142,9 @@ class Device(Protocol):
         no reader left: victims are never active in this layer, and earlier layers' kernels have ended.
         """
 
-    def stop_speculation(self, at: At) -> Stopped:
-        """Ends the speculative queue of this layer and earlier ones: nothing new of them starts, and what has landed of any
-        layer and what runs of this one is returned. Copies for later layers go on (they were asked for after a step)."""
+    def stop_speculation(self, at: At, through: int) -> Stopped:
+        """Ends the speculative queue of layers up to `through`: nothing new of them starts, and what has landed of any layer
+        and what runs of them is returned. Copies for later layers go on (they were asked for after a step)."""
 
     def keep(self, at: At, running: Running) -> Event:
         """Lets the running speculative copy finish; exact copies queue behind it."""
@@ -161,11 +161,11 @@ class Device(Protocol):
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""
 
-    def predict(self, at: At, rows: Rows, router: Router | None) -> Ticket:
-        """Starts the next layer's own routing function on this layer's MoE input, on the side stream."""
+    def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
+        """Starts the following layers' own routing functions, nearest first, on this layer's MoE input, on the side stream."""
 
-    def take_prediction(self, ticket: Ticket) -> tuple[Mapping[int, int], Mapping[int, float]] | None:
-        """(predicted loads, predicted score sums) of a `predict` call, or None where it is not there yet."""
+    def take_prediction(self, ticket: Ticket) -> Sequence[Predicted] | None:
+        """What a `predict` call found for each of its routers, or None where it is not there yet."""
 
     def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Event] = ()) -> None:
         """Hands the channel a queue to serve in order after the exact copies, ahead of what it still has, until `stop_speculation`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apexk.device import accesses
-from apexk.device.base import At, Device, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.base import At, Device, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
 
 Clock = dict[str, int]
 
@@ -59,8 +59,8 @@ class CheckedDevice:
         self._host_learns(self._run("gpu", f"routing of layer {at.layer}", accesses.route()))
         return self.inner.read_back(at, rows)
 
-    def stop_speculation(self, at: At) -> Stopped:
-        stopped = self.inner.stop_speculation(at)
+    def stop_speculation(self, at: At, through: int) -> Stopped:
+        stopped = self.inner.stop_speculation(at, through)
         landed = []
         for copy, event in stopped.landed:
             clock = self._speculative(copy)
@@ -94,9 +94,9 @@ class CheckedDevice:
         clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(at.layer, slots, rows.buffer), after)
         return Checked(self.inner.run_slots(at, rows, slots, loads, kind, _inner(after)), clock)
 
-    def predict(self, at: At, rows: Rows, router) -> Ticket:
+    def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         clock = self._run("side", f"prediction in layer {at.layer}", accesses.predict())
-        ticket = self.inner.predict(at, rows, router)
+        ticket = self.inner.predict(at, rows, routers)
         return Ticket(Checked(ticket.event, clock), ticket)
 
     def take_prediction(self, ticket: Ticket):

@@ -96,7 +96,7 @@ class CpuDevice:
 
     # No slots: the engine has nothing to copy, to predict for or to run there.
 
-    def stop_speculation(self, at: At) -> Stopped:
+    def stop_speculation(self, at: At, through: int) -> Stopped:
         return Stopped()
 
     def keep(self, at: At, running: Running):
@@ -111,7 +111,7 @@ class CpuDevice:
     def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):
         raise RuntimeError("a CPU device has no slots")
 
-    def predict(self, at: At, rows: Rows, router) -> Ticket:
+    def predict(self, at: At, rows: Rows, routers) -> Ticket:
         raise RuntimeError("a CPU device does not predict")
 
     def take_prediction(self, ticket: Ticket):

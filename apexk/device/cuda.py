@@ -91,8 +91,7 @@ class CudaDevice:
             self.clock = DeviceClock(runtime, self._compute, self._tell)
             self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute)
             self._tables = Tables(runtime, store.experts)
-            self._ranks = runtime.empty_device((3, store.experts), torch.int32)
-            self._ranks_host = runtime.empty_pinned((3, store.experts), torch.int32)
+            self._ranks = self._ranks_host = torch.empty((0, 3, store.experts), dtype=torch.int32)  # by layer that is predicted
             self._returned = runtime.new_event()
             self._demand = torch.empty(0, dtype=torch.int32)
             self._tokens, self._topk, self._buffers = 0, topk, {}
@@ -168,22 +167,24 @@ class CudaDevice:
         return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
             rows.x, self.pool, at.layer, rows.topk_ids, rows.topk_weights, slot_of, pairs))
 
-    def predict(self, at: At, rows: Rows, router: Router) -> Ticket:
+    def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
+        if len(routers) > len(self._ranks):
+            shape = (len(routers), 3, self.store.experts)
+            self._ranks, self._ranks_host = self.runtime.empty_device(shape, torch.int32), self.runtime.empty_pinned(shape, torch.int32)
+        here, there = self._ranks[: len(routers)], self._ranks_host[: len(routers)]
+
         def run() -> None:
             with torch.no_grad():  # which is a thread's own setting
-                ids, weights = router(rows.x)
-                self.kernels.rank(ids, weights.float(), self._ranks)
+                for router, ranks in zip(routers, here, strict=True):
+                    ids, weights = router(rows.x)
+                    self.kernels.rank(ids, weights.float(), ranks)
 
         operation = Operation(at, "predict", "side", facts={"tokens": rows.tokens, "names": (accesses.predict,)})
-        self._timed(operation, self._side, run, lambda: self._copy_down(self._ranks_host, self._ranks, self._side))
-        return Ticket(operation, None)
+        self._timed(operation, self._side, run, lambda: self._copy_down(there, here, self._side))
+        return Ticket(operation, there)
 
-    def take_prediction(self, ticket: Ticket) -> tuple[dict[int, int], dict[int, float]] | None:
-        if not self.done(ticket.event):
-            return None
-        loads, scores, order = (row.tolist() for row in (self._ranks_host[0], self._ranks_host[1].view(torch.float32), self._ranks_host[2]))
-        active = list(takewhile(loads.__getitem__, order))  # by load, downwards
-        return {e: loads[e] for e in active}, {e: scores[e] for e in active}
+    def take_prediction(self, ticket: Ticket) -> list[tuple[dict[int, int], dict[int, float]]] | None:
+        return [_ranked(ranks) for ranks in ticket.result] if self.done(ticket.event) else None
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None, after: Sequence[Operation]) -> Operation:
         pairs = self._buffer(rows).pairs(rows)
@@ -195,8 +196,8 @@ class CudaDevice:
         facts = {"tokens": rows.tokens, "names": (accesses.combine, list(experts), rows.buffer)}
         return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared))
 
-    def stop_speculation(self, at: At) -> Stopped:
-        return self.copies.stop(at)
+    def stop_speculation(self, at: At, through: int) -> Stopped:
+        return self.copies.stop(at, through)
 
     def keep(self, at: At, running: Running) -> Operation:
         return self.copies.keep(at, running)
@@ -338,6 +339,13 @@ def _pool(runtime: CudaRuntime, store: HostStore, slots: int) -> Pool:
             f"a pool of {store.layers} layers x {slots} slots x {store.block.stride_bytes} bytes = {wanted / 2**30:.2f} GiB does not fit: "
             f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; ask for fewer slots, or for a share of what is free (pool='0.5')"
         ) from error
+
+
+def _ranked(ranks: torch.Tensor) -> tuple[dict[int, int], dict[int, float]]:
+    """What the ranker left, int32 [3, E] on the host: loads, bits of the fp32 score sums, experts in order."""
+    loads, scores, order = (row.tolist() for row in (ranks[0], ranks[1].view(torch.float32), ranks[2]))
+    active = list(takewhile(loads.__getitem__, order))  # by load, downwards
+    return {e: loads[e] for e in active}, {e: scores[e] for e in active}
 
 
 def _check(rows: Rows, store: HostStore, device: torch.device) -> None:

@@ -97,9 +97,9 @@ class Copies:
             self._underway[native[-1].tag] = underway
         self._channel.speculate(native)
 
-    def stop(self, at: At) -> Stopped:
+    def stop(self, at: At, through: int) -> Stopped:
         self.abandon_owed()
-        found = self._channel.stop(at.layer)
+        found = self._channel.stop(through)
         past = [event for event in self._limbo if self._runtime.query(event)]
         self._limbo = [event for event in self._limbo if event not in past]
         self._clock.give(*past)
@@ -117,7 +117,7 @@ class Copies:
         if found.running is not None:
             tag, left = found.running
             running = self._owed = Running(self._underway[tag].copy, left, tag)
-        for tag in [t for t, u in self._underway.items() if u.copy.layer <= at.layer and (running is None or t != running.token)]:
+        for tag in [t for t, u in self._underway.items() if u.copy.layer <= through and (running is None or t != running.token)]:
             self._forget(self._underway.pop(tag))  # dropped
         return Stopped(landed, running, failed)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apexk.device import accesses
-from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.base import At, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
 from apexk.device.halves import Halves
 from apexk.hardware import Hardware
 from apexk.timeline.writer import Timeline
@@ -61,7 +61,7 @@ class VirtualDevice:
         self._now = max(self._now, routed.end)
         return loads
 
-    def stop_speculation(self, at: At) -> Stopped:
+    def stop_speculation(self, at: At, through: int) -> Stopped:
         landed, running = [], None
         while running is None and (self._underway or self._queue):
             if self._underway is None:
@@ -74,13 +74,13 @@ class VirtualDevice:
             if span.end <= self._now:
                 self._record_copy("copy.spec", at, copy.layer, copy.expert, copy.slot, span)
                 landed.append((copy, span))
-            elif copy.layer <= at.layer:
+            elif copy.layer <= through:
                 running = Running(copy, (span.end - self._now) / (span.end - span.start), span)
             else:
                 break
             self._underway = None
         if self._queue:
-            self._queue = deque(copy for copy in self._queue if copy.layer > at.layer)
+            self._queue = deque(copy for copy in self._queue if copy.layer > through)
         return Stopped(landed, running)
 
     def keep(self, at: At, running: Running) -> Span:
@@ -120,9 +120,9 @@ class VirtualDevice:
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
                          names=(accesses.slot_ffn, at.layer, slots, rows.buffer))
 
-    def predict(self, at: At, rows: Rows, router) -> Ticket:
+    def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=(accesses.predict,))
-        return Ticket(span, self.halves.predict(rows, router) if self.halves and router is not None else rows.predicted)
+        return Ticket(span, [self.halves.predict(rows, router) for router in routers] if self.halves and routers else rows.predicted)
 
     def take_prediction(self, ticket: Ticket):
         return ticket.result

@@ -42,15 +42,15 @@ class LayerTask:
     predicted: Event | None
 
 
-def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Router | None = None) -> LayerTask:
-    """Launches one layer. `phase` is "prefill" or "decode"; `next_router` is the next MoE layer's routing function."""
+def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence[Router] = ()) -> LayerTask:
+    """Launches one layer. `phase` is "prefill" or "decode"; `routers` are the following MoE layers' routing functions."""
     device, policy = engine.device, engine.policy
     at = engine.enter(layer, phase)
     device.begin_layer(at)
     rows.parts = rows.split(max(engine.settings.part_tokens, -(-rows.tokens // MOST_PARTS)))
     loads = device.read_back(at, rows)
     if engine.recorder is not None:
-        engine.recorder(at, rows, next_router)
+        engine.recorder(at, rows, routers)
     engine.settle_copies(layer)
     view = _view(engine, at, rows, loads)
     plan = policy.on_route(view)
@@ -69,14 +69,14 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, next_router: Rout
     arrived, failed = ((), ()) if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
         _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
-        ticket = _predict(engine, at, rows, next_router)
+        ticket = _predict(engine, at, rows, routers)
         failed = _run_waves(engine, events, rows, view, plan)
     elif engine.resident_first:
         _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
-        ticket = _predict(engine, at, rows, next_router)
+        ticket = _predict(engine, at, rows, routers)
         _launch(engine, events, first, arrived, "gpu.arrived")
     else:
-        ticket = _predict(engine, at, rows, next_router)
+        ticket = _predict(engine, at, rows, routers)
         _launch(engine, events, first, plan.gpu_resident + arrived, "gpu.arrived" if arrived else "gpu.resident")
     if failed:  # the lane is in order: the later event, where the part has tokens for them, stands for both
         hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
@@ -207,10 +207,11 @@ def _of_part(rows: Rows, experts: Sequence[int]) -> Sequence[int]:
     return experts if rows.buffer is None else [e for e in experts if e in rows.loads]
 
 
-def _predict(engine: Engine, at: At, rows: Rows, next_router: Router | None) -> Ticket | None:
-    if not engine.policy.speculates or engine.slot_count == 0 or at.layer + 1 >= engine.shape.layers:
+def _predict(engine: Engine, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket | None:
+    known = routers if rows.x is not None else rows.predicted
+    if not known or not engine.policy.speculates or engine.slot_count == 0 or at.layer + 1 >= engine.shape.layers:
         return None
-    return engine.device.predict(at, rows, next_router)
+    return engine.device.predict(at, rows, routers[: engine.policy.look_ahead])
 
 
 def _speculate(engine: Engine, task: LayerTask) -> None:
@@ -218,7 +219,7 @@ def _speculate(engine: Engine, task: LayerTask) -> None:
     predicted = engine.device.take_prediction(task.ticket) if task.ticket is not None else None
     if predicted is not None:
         task.ticket = None
-        engine.speculate(task.at, Prediction(*predicted))
+        engine.speculate(task.at, [Prediction(*one) for one in predicted[: engine.policy.look_ahead]])
 
 
 def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:

@@ -36,7 +36,7 @@ class Engine:
         self.resident_first = settings.resident_first if policy.resident_first is None else policy.resident_first
         self.slot_count = capacity + policy.extra_slots(capacity)
         self.totals = {"prefill": Totals(), "decode": Totals()}
-        self.recorder: Callable | None = None  # called with (at, rows, next router) at each routing event
+        self.recorder: Callable | None = None  # called with (at, rows, routers) at each routing event
         self.observer = Observer(device, policy, self.totals)
         #: held by whoever runs a layer or ends the engine: threads take turns, layer by layer. A signal handler may end it
         self.lock = threading.RLock()
@@ -69,7 +69,8 @@ class Engine:
 
         Returns the running copy if this layer needs it and the policy waits for it; its slot is then `loading`.
         """
-        stopped = self.device.stop_speculation(at)
+        through = at.layer + self.policy.look_ahead - 1  # what is queued for later layers is predicted anew in this one
+        stopped = self.device.stop_speculation(at, through)
         for copy in stopped.failed:
             self._book(copy, None)
             self.slots[copy.layer].abandon(copy.expert)
@@ -84,22 +85,24 @@ class Engine:
             self.totals[at.phase].used += sum(e in loads for e in self._ahead.pop(at.layer, ()))
         return self._settle_running(at, loads, stopped.running) if stopped.running else None
 
-    def speculate(self, at: At, prediction: Prediction) -> None:
-        """Queues the predicted experts of the next layer, each with the slot it will take."""
-        layer = at.layer + 1
+    def speculate(self, at: At, predictions: Sequence[Prediction]) -> None:
+        """Queues the predicted experts of the layers that follow, nearest first, each with the slot it will take."""
+        copies = [copy for layer, prediction in enumerate(predictions, at.layer + 1) for copy in self._prefetches(layer, prediction, at.step)]
+        if copies:
+            self.device.speculate(at, copies)
+
+    def _prefetches(self, layer: int, prediction: Prediction, step: int) -> list[SpeculativeCopy]:
         self.settle_copies(layer)
         slots = self.slots[layer]
         resident, loading = slots.resident(), slots.loading()
         queue = self.policy.on_predict(layer, prediction, resident | loading)
         free = slots.free()
-        # nothing of the next layer is in use or prefetched yet: its routing is still to come, and this queue is its first
-        candidates = prefetch_candidates(resident, predicted=prediction.loads, prefetched=(), held=loading, in_use=(),
+        # nothing of the layer is in use, its routing is still to come; predictions of earlier layers may have prefetched for it
+        candidates = prefetch_candidates(resident, predicted=prediction.loads, prefetched=self._ahead.get(layer, ()), held=loading, in_use=(),
                                          rule=self.settings.prefetch_protects)
-        victims = self._victims_for(layer, queue[len(free) :], candidates, at.step)
+        victims = self._victims_for(layer, queue[len(free) :], candidates, step)
         places = (free + [slots.slot_of(e) for e in victims])[: len(queue)]
-        copies = [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
-        if copies:
-            self.device.speculate(at, copies)
+        return [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
 
     def post(self, at: At, after: tuple[Event, ...]) -> None:
         """The step is over: queues what the policy wants copied before its layer comes again."""
@@ -142,6 +145,8 @@ class Engine:
             return None
         self._book(copy, self.device.keep(at, running))
         self._count(at, used=False)  # `layer.submit` counts it as used if the plan takes it
+        if copy.layer > at.layer:
+            self._ahead.setdefault(copy.layer, []).append(copy.expert)
         return InFlight(copy.expert, running.left) if needed and self.policy.waits_in_flight else None
 
     def _count(self, at: At, used: bool, abandoned: bool = False) -> None:
@@ -162,10 +167,10 @@ class Engine:
     def restart(self) -> None:
         """Fills the pool with the policy's initial residents: at the start, after an interrupted layer, and when weights changed."""
         self._intact = False  # until the end: a restart can be interrupted too
-        self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"))
+        self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"), self.shape.layers)
         self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
         self._layer = self.shape.layers
-        self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, for its next one
+        self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, or kept, for its next one
         self.observer.forget()
         self.slots = [Slots(layer, self.slot_count) for layer in range(self.shape.layers)]
         for layer, slots in enumerate(self.slots):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from functools import partial
 
 import torch
 from torch import nn
@@ -35,18 +36,18 @@ class LayerForward:
         self._engine, self._experts, self._views, self._layer = engine, experts, views, layer
         self._block = experts.blocks[layer]
         self._name = experts.names[layer]
-        predicts = experts.family.router is not None and layer + 1 < len(experts.blocks)
-        self._router = self._next_router if predicts else None
+        following = range(layer + 1, min(layer + 1 + engine.policy.look_ahead, len(experts.blocks)))
+        self._routers = [partial(self._route, later) for later in following] if experts.family.router is not None else []
 
     def _submit(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, phase: str) -> engine_layer.LayerTask:
         self._check_routing(self._layer, topk_ids, topk_weights)
         rows = Rows(tokens=x.shape[0], topk=topk_ids.shape[1], x=x, topk_ids=topk_ids, topk_weights=topk_weights.float())
-        return engine_layer.submit(self._engine, self._layer, rows, phase, self._router)
+        return engine_layer.submit(self._engine, self._layer, rows, phase, self._routers)
 
-    def _next_router(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _route(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # not recorded: this is no routing of the model's
-        _, topk_weights, topk_ids = self._experts.route(self._layer + 1, x, record=False)
-        self._check_routing(self._layer + 1, topk_ids, topk_weights)
+        _, topk_weights, topk_ids = self._experts.route(layer, x, record=False)
+        self._check_routing(layer, topk_ids, topk_weights)
         return topk_ids, topk_weights
 
     def _check(self, hidden_states: torch.Tensor, grad: bool) -> None:

@@ -26,7 +26,8 @@ class Policy:
     name: str  # registry name
     source: str  # where the rule comes from
     lossless = True  # output does not depend on the policy, up to the order of sums
-    speculates: bool  # prefetches for the next layer
+    speculates: bool  # prefetches for the next layers
+    look_ahead = 1  # how many of them each prediction names, nearest first
     fetches: bool  # copies missed experts of the current layer
     waits_in_flight: bool  # a running prefetch that the layer needs is offered to `on_route` as `view.in_flight`
     resident_first: bool | None = None  # False: residents wait for the copies; None: the engine's setting
@@ -107,7 +108,10 @@ class Policy:
         return frozenset()
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
-        """Absent experts of the next MoE layer to prefetch, in order; none unless the policy speculates."""
+        """Absent experts of a following MoE layer to prefetch, in order; none unless the policy speculates.
+
+        Called for each of the next `look_ahead` layers, nearest first; copies for nearer layers go first.
+        """
         return speculative_order(prediction, resident) if self.speculates else ()
 
     def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ class HybriMoE(Policy):
     """The GPU takes from the heavy end (residents first), the CPU from the light end, and may take a resident.
 
     Costs are the affine model's; the released constants were marked as untested. `prefetch` is "impact" (the paper: the
-    expert whose presence shortens the next layer's schedule most) or a count of best-scored absent experts (the code, 0
-    by default). Scores are token shares, since a batch's mean router scores do not reach a policy.
+    expert whose presence shortens its layer's schedule most) or a count of best-scored absent experts (the code, 0 by
+    default). `look_ahead` is 1 to 3 layers: by default the paper's 3, or with a count the code's 1. Scores are token shares,
+    since a batch's mean router scores do not reach a policy.
     """
 
     name = "hybrimoe"
@@ -26,11 +27,13 @@ class HybriMoE(Policy):
     waits_in_flight = True
     evicts = "score"
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, prefetch: str | int = "impact"):
+    def __init__(self, options: PolicyOptions = DEFAULTS, prefetch: str | int = "impact", look_ahead: int | None = None):
         if prefetch != "impact" and (type(prefetch) is not int or prefetch < 0):
             raise ValueError(f"hybrimoe: prefetch is {prefetch!r}; wanted 'impact' or a whole number >= 0")
+        if look_ahead is not None and (type(look_ahead) is not int or not 1 <= look_ahead <= 3):
+            raise ValueError(f"hybrimoe: look_ahead is {look_ahead!r}; wanted 1, 2 or 3 layers")
         super().__init__(options)
-        self.prefetch = prefetch
+        self.prefetch, self.look_ahead = prefetch, look_ahead or (3 if prefetch == "impact" else 1)
         self.phase: Phase = "decode"
 
     def on_route(self, view: RouteView) -> Plan:

@@ -15,12 +15,25 @@ Predicted = tuple[Loads, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: `loads[layer]` (expert -> tokens), `predicted[layer]` (loads, score sums) or None."""
+    """One forward pass: `loads[layer]` (expert -> tokens), `predicted[layer]` (loads, score sums) or None.
+
+    `predicted` was made one layer before, `farther[0]` two layers before, and so on.
+    """
 
     tokens: int
     phase: str
     loads: list[Loads]
     predicted: list[Predicted | None]
+    farther: tuple[list[Predicted | None], ...] = ()
+
+    def seen_from(self, layer: int, look_ahead: int = 1) -> list[Predicted]:
+        """What is predicted at `layer` for the next `look_ahead` layers, nearest first, as far as the trace and the model go."""
+        found = []
+        for later, made in enumerate((self.predicted, *self.farther)[:look_ahead], layer + 1):
+            if later == len(made) or made[later] is None:
+                break
+            found.append(made[later])
+        return found
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Recorder:
         self._passes: list[dict] = []
         self._seen = 0  # tokens of each request so far
 
-    def __call__(self, at, rows, next_router) -> None:
+    def __call__(self, at, rows, routers) -> None:
         """Called by the engine at each layer's routing event, with tensors in `rows`."""
         if at.layer == 0:
             self._passes.append({"phase": PREFILL if at.phase == "prefill" else DECODE, "ids": [], "weights": [], "guess": [], "guessed": []})
@@ -38,8 +38,8 @@ class Recorder:
         if at.layer == 0:
             now["guess"].append(np.full_like(now["ids"][0], -1))
             now["guessed"].append(np.zeros_like(now["weights"][0]))
-        if next_router is not None:
-            ids, weights = next_router(rows.x)
+        if routers:
+            ids, weights = routers[0](rows.x)
             now["guess"].append(_array(ids, np.int16))
             now["guessed"].append(_array(weights, np.float16))
 

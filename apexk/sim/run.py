@@ -72,9 +72,8 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     for number, step in enumerate(demand.steps):
         if number == warmup:
             before = {phase: copy(t) for phase, t in engine.totals.items()}
-        last = demand.layers - 1
         for layer in range(demand.layers):
-            predicted = step.predicted[layer + 1] if layer < last else None
+            predicted = step.seen_from(layer, chosen.look_ahead)
             rows = Rows(tokens=step.tokens, topk=demand.topk, loads=step.loads[layer], predicted=predicted)
             engine_layer.join(engine, engine_layer.submit(engine, layer, rows, step.phase))
             if watch is not None:

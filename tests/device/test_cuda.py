@@ -120,7 +120,7 @@ def test_checked_device_finds_nothing(run):
         handle.engine.device = handle.engine.observer._device = CheckedDevice(handle.engine.device)
         handle.engine.restart()
 
-    for policy in ("apex", "ea_only", "sa_only", "mixtral_offloading", "post_fetch", "llamacpp_static32"):
+    for policy in ("apex", "hybrimoe", "ea_only", "sa_only", "mixtral_offloading", "post_fetch", "llamacpp_static32"):
         run((3,), before=wrap, policy=policy, pool=5)
 
 

@@ -59,10 +59,7 @@ def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, 
     engine = Engine(shape, capacity, device, policy, settings, timeline, 6291456)
     for loads, guess in steps:
         for layer in range(LAYERS):
-            predicted = None
-            if layer + 1 < LAYERS:
-                following = guess[layer + 1]
-                predicted = ({e: n for e, (n, _) in following.items()}, {e: s for e, (_, s) in following.items()})
+            predicted = [({e: n for e, (n, _) in later.items()}, {e: s for e, (_, s) in later.items()}) for later in guess[layer + 1 :]]
             rows = Rows(tokens=tokens, topk=TOPK, loads=loads[layer], predicted=predicted)
             engine_layer.join(engine, engine_layer.submit(engine, layer, rows, "decode"))
     return engine
