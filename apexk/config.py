@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -82,6 +84,9 @@ class ApexConfig:
     prefetch_protects: str | None = None
 
     def __post_init__(self):
+        for name, kinds in (("policy", str), ("hardware", (str, os.PathLike)), ("timeline", (str, os.PathLike, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; wanted a {'name' if kinds is str else 'path'}")
         registry.check(self.policy)
         if self.device not in DEVICES:
             raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
@@ -94,7 +99,7 @@ class ApexConfig:
         parse(self.pool)
         for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 0)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
+            if (value is not None or name != "threads") and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
                 raise ValueError(f"{name} is {value!r}; wanted a whole number >= {lowest}")
         for name, kind in OVERRIDES.items():
             value = getattr(self, name)
@@ -102,6 +107,8 @@ class ApexConfig:
                 raise ValueError(f"{name} is {value!r}; there are {', '.join(kind)}")
             if kind is bool and value is not None and not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; wanted True or False")
+        if self.popularity is not None and not _are_counts(self.popularity):
+            raise ValueError("popularity holds what is no count; wanted [layers][experts] of finite numbers >= 0")
         given = {f.name: getattr(self, f.name) for f in fields(PolicyOptions)}
         PolicyOptions(**{name: value for name, value in given.items() if value is not None})  # refuses what is out of range
 
@@ -137,3 +144,10 @@ class ApexConfig:
 def policy_options(settings: dict[str, Setting]) -> PolicyOptions:
     """The part of the settings that the policy reads."""
     return PolicyOptions(**{f.name: settings[f.name].value for f in fields(PolicyOptions)})
+
+
+def _are_counts(popularity: Sequence[Sequence[float]]) -> bool:
+    try:
+        return all(0 <= count < math.inf for row in popularity for count in row)
+    except TypeError:
+        return False
