@@ -121,7 +121,7 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
                 rows = _rows(experts, tokens, seed=step * LAYERS + layer)
                 out = torch.empty_like(rows.x)
                 began = time.thread_time_ns()
-                task = submit(engine, layer, rows, "decode", lambda _, rows=rows: (rows.topk_ids, rows.topk_weights))
+                task = submit(engine, layer, rows, "decode", [lambda _, rows=rows: (rows.topk_ids, rows.topk_weights)])
                 launched = time.thread_time_ns() - routed[-1]
                 join(engine, task, out)
                 taken.append((launched / 1e3, (time.thread_time_ns() - began) / 1e3))
