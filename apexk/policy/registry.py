@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
 from .apex import Apex, ApexPaper
+from .apex_stream import ApexStream
 from .base import DEFAULTS, Policy
 from .dali import Dali
 from .ea_only import ExactOnly
@@ -27,7 +28,7 @@ from .types import PolicyOptions
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
-        Apex, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
+        Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
         LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic,
     )
 }  # fmt: skip

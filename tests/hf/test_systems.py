@@ -6,7 +6,7 @@ import torch
 import apexk
 from apexk.demo import model as demo
 
-SPECS = ["kt_static(placement=random, stream_tokens=8)", "kt_dynamic(stream_tokens=8)"]
+SPECS = ["apex_stream", "kt_static(placement=random, stream_tokens=8)", "kt_dynamic(stream_tokens=8)"]
 
 
 @pytest.fixture(scope="module")
