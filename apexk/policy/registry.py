@@ -18,10 +18,12 @@ from .fixed_p import FixedCount
 from .freetoken import FreeTokenQ
 from .hybrimoe import HybriMoE
 from .ktransformers import KTDynamic, KTStatic
+from .layer_stream import FlexGen
 from .llamacpp import IkLlamaCpp, LlamaCpp
 from .mixtral_offloading import MixtralOffloading
 from .no_assign import NoAssignment
 from .post_fetch import PostFetch
+from .replication import Replication
 from .sa_only import SpeculativeOnly
 from .types import PolicyOptions
 
@@ -29,7 +31,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic,
+        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, FlexGen,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"

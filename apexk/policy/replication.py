@@ -1,0 +1,99 @@
+"""Replication: experts that will be overloaded get a second place, on the GPU, for as long as they stay so.
+
+Every expert has a replica on the CPU already, since all weights stay in host memory; on one GPU the useful second one is
+a slot. The idea is published for several GPUs (abstract only), where a replica takes a share of an expert's tokens and
+the method loses quality; here no token is dropped. A replica takes all of its expert's tokens: a plan names each expert
+on one side, so that a group's rows are not split between the sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from .base import DEFAULTS, Policy
+from .scan import choose
+from .types import ModelShape, Phase, Plan, PolicyOptions, Prediction, RouteView
+
+IDLE_STEPS = 4  # a replica gives its slot up after as many steps below half of the threshold
+
+
+class Replication(Policy):
+    """Popular experts stay; a `spare` share of the slots is for replicas of overloaded experts.
+
+    Overloaded: more than `theta` times the mean load of a layer's active experts. What the next layer will see is half its
+    last load, half its router's prediction; a replica is copied ahead, or at once where that shortens the longer path.
+    """
+
+    name = "replication"
+    source = "dynamic expert replication, abstract; on one GPU ours"
+    speculates = True
+    fetches = True
+    waits_in_flight = True
+
+    def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25):
+        for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0)):
+            if isinstance(value, (bool, str)) or not low <= value <= high:
+                raise ValueError(f"replication: {what} is {value!r}; wanted a number from {low:g} to {high:g}")
+        super().__init__(options)
+        self.theta, self.spare = theta, spare
+
+    def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
+        super().start(shape, capacity, *rest, **more)
+        self.last: list[Mapping[int, int]] = [{} for _ in range(shape.layers)]
+        self.below: list[dict[int, int]] = [{} for _ in range(shape.layers)]  # by layer: steps that an expert has been below, all in a row
+        self.stay = [frozenset(self.initial(layer)) for layer in range(shape.layers)]
+
+    @property
+    def replicas(self) -> int:
+        """Slots a layer for them."""
+        return round(self.spare * self.capacity)
+
+    def initial(self, layer: int) -> tuple[int, ...]:
+        return super().initial(layer)[: self.capacity - self.replicas]
+
+    def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict:
+        return {"idle": sorted(self._idle(layer)), "theta": self.theta}
+
+    def on_route(self, view: RouteView) -> Plan:
+        heavy = overloaded(view.loads, view.memory["theta"])
+        unused = view.resident - view.loads.keys()
+        free = view.available - len(unused)
+        slots = free + len(unused.intersection(view.memory["idle"]))
+        flying = view.in_flight is not None
+        return choose(replace(view, available=slots), limit=sum(e not in view.resident for e in heavy) + flying)
+
+    def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
+        last = self.last[layer_next]
+        coming = {e: 0.5 * last.get(e, 0) + 0.5 * prediction.loads.get(e, 0) for e in {*last, *prediction.loads}}
+        return tuple(e for e in overloaded(coming, self.theta) if e not in resident)[: self.replicas]
+
+    def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
+        """Idle replicas first; residents that stay last."""
+        idle, stay = self._idle(layer), self.stay[layer]
+        ranked = super().victims(layer, candidates, len(candidates), step)
+        return tuple(sorted(ranked, key=lambda e: (e in stay, e not in idle)))[:count]
+
+    def victims_for(self, layer: int, incoming: Sequence[int], candidates: Collection[int], step: int) -> tuple[int, ...]:
+        return self.victims(layer, self._idle(layer).intersection(candidates), len(incoming), step)
+
+    def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
+        super().on_layer_done(layer, step, phase, loads)
+        busy = {e for e, load in loads.items() if load >= 0.5 * self.theta * mean(loads)}
+        self.below[layer] = {e: 0 if e in busy else self.below[layer].get(e, 0) + 1 for e in range(self.shape.experts) if e not in self.stay[layer]}
+        self.last[layer] = loads
+
+    def _idle(self, layer: int) -> frozenset[int]:
+        return frozenset(e for e, steps in self.below[layer].items() if steps >= IDLE_STEPS)
+
+
+def mean(loads: Mapping[int, float]) -> float:
+    """Of the experts with a token."""
+    active = [load for load in loads.values() if load > 0]
+    return sum(active) / len(active) if active else 0.0
+
+
+def overloaded(loads: Mapping[int, float], theta: float) -> list[int]:
+    """Experts above `theta` times the mean, heaviest first, ties by lower id."""
+    limit = theta * mean(loads)
+    return sorted((e for e, load in loads.items() if load > limit), key=lambda e: (-loads[e], e))
