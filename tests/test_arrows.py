@@ -42,6 +42,7 @@ ALLOWED = {
     "apexk/sim/importers.py": {"numpy", "pyarrow"},
     "apexk/paper/draw.py": {"matplotlib"},
     "apexk/paper/": {"apexk.sim", "apexk.engine", "apexk.policy", "apexk.hardware", "apexk.config", "apexk.timeline"},
+    "apexk/compare/": {"numpy", "matplotlib", "apexk.sim", "apexk.policy", "apexk.timeline", "apexk.hardware", "apexk.profiling"},
     "apexk/cli/": {"apexk", "torch", "transformers"},
     "profiling/": {"numpy", "apexk.timeline", "apexk.profiling"},
     **dict.fromkeys(("profiling/plot.py", "profiling/pictures.py", "profiling/style.py", "profiling/roofline.py"), {"numpy", "matplotlib", "apexk.timeline", "apexk.profiling"}),
