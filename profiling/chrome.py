@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from pathlib import Path
 
+from apexk.outputs import writing
 from apexk.timeline import Recording
 
 from .layers import lines_of
@@ -26,7 +28,7 @@ LEAST_NS = 1  # a decision takes no time on a modelled clock; an arrow needs som
 
 
 def write_trace(recording: Recording, path: str | os.PathLike) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    with writing(Path(path)) as part, part.open("w", encoding="utf-8") as file:
         json.dump(trace(recording), file, separators=(",", ":"))
 
 

@@ -9,6 +9,7 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+from apexk.outputs import write_text
 from apexk.timeline import Recording
 
 from . import plot
@@ -36,7 +37,7 @@ pre { font-size: .8rem; overflow-x: auto; border: 1px solid var(--line); padding
 
 
 def write_page(recording: Recording, path: str | os.PathLike, source: str, phases=PHASES, skip: int = 0) -> None:
-    Path(path).write_text(page(recording, source, phases, skip), encoding="utf-8")
+    write_text(Path(path), page(recording, source, phases, skip))
 
 
 def page(recording: Recording, source: str, phases=PHASES, skip: int = 0) -> str:

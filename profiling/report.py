@@ -8,10 +8,10 @@ FILE is a timeline.jsonl, an nsys sqlite export or a torch.profiler trace. This 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from apexk.outputs import out_file, out_folder, write_json, write_text
 from apexk.timeline import Recording
 
 from .findings import findings
@@ -95,17 +95,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip", type=int, default=0, metavar="STEPS", help="leave out the first STEPS of each phase")
     parser.add_argument("--partial", action="store_true", help="the file of a run that was killed")
     parser.add_argument("--timeline", type=Path, metavar="JSONL", help="complete a profile with decisions, and with what native threads did, from this timeline of the same run")
-    parser.add_argument("--csv", type=Path, metavar="OUT", help="also write every line of every layer and step here")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write totals, layers and findings here")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw a warm decode step here")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="also draw every picture into this folder")
+    parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write every line of every layer and step here")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write totals, layers and findings here")
+    parser.add_argument("--plot", type=out_file, metavar="PNG", help="also draw a warm decode step here")
+    parser.add_argument("--plots", type=out_folder, metavar="DIR", help="also draw every picture into this folder")
     parser.add_argument("--dark", action="store_true", help="pictures for a dark screen")
-    parser.add_argument("--html", type=Path, metavar="OUT", help="also write tables, pictures and settings as one page that needs no network")
-    parser.add_argument("--trace", type=Path, metavar="OUT", help="also write a trace for ui.perfetto.dev here")
+    parser.add_argument("--html", type=out_file, metavar="OUT", help="also write tables, pictures and settings as one page that needs no network")
+    parser.add_argument("--trace", type=out_file, metavar="OUT", help="also write a trace for ui.perfetto.dev here")
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints, and writes what is asked for. OSError and ValueError are the caller's."""
+    if options.skip < 0:
+        raise ValueError(f"--skip is {options.skip}; wanted 0 or more")
     runs = {str(path): load(path, partial=options.partial) for path in options.file}
     if options.timeline:
         profiles = [name for name, recording in runs.items() if "profile" in recording.header]
@@ -116,10 +118,10 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write(text(*runs.values(), phases, options.skip) if len(runs) == 1 else comparison(runs, phases, options.skip))
     path, recording = list(runs.items())[-1]  # what is written is of the last run, and JSON of all
     if options.csv:
-        options.csv.write_text(to_csv(recording, phases, options.skip), encoding="utf-8")
+        write_text(options.csv, to_csv(recording, phases, options.skip))
     if options.json:
         found = {name: numbers(run, phases, options.skip) for name, run in runs.items()}
-        options.json.write_text(json.dumps(found[path] if len(found) == 1 else {"runs": found}, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, found[path] if len(found) == 1 else {"runs": found})
     if options.trace:
         from .chrome import write_trace
 

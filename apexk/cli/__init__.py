@@ -1,7 +1,7 @@
 """`apexk <verb>`: one file a verb, imported when it is asked for.
 
 Tables go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 failed, 2 misuse, 3 needs something this machine
-lacks.
+lacks, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 
 import apexk
@@ -33,15 +34,42 @@ VERBS = {
     "doctor": "what this machine and installation have: versions, kernels, memory, limits, GPU, settings with their sources",
     "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",
 }
-DONE, FAILED, MISUSE, LACKING = 0, 1, 2, 3
+DONE, FAILED, MISUSE, LACKING, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main(argv: list[str] | None = None) -> int:
+    """The verb's exit code. Nothing that a person can mistype, press or run out of ends in a traceback."""
     argv = sys.argv[1:] if argv is None else argv
+    asked = next((a for a in argv if not a.startswith("-")), None)
+    try:
+        code = _run(argv, asked)
+        sys.stdout.flush()  # a full disk under it is told here, not by the interpreter's last breath
+        return code
+    except KeyboardInterrupt:
+        return _ended(asked, "interrupted", INTERRUPTED)
+    except BrokenPipeError:  # as when piped into `head`: who reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (ValueError, TypeError) as error:  # bad input, already worded for a person
+        return _ended(asked, error, MISUSE)
+    except MemoryError as error:
+        return _ended(asked, error, LACKING)
+    except OSError as error:
+        return _ended(asked, error, FAILED)
+    except ModuleNotFoundError as error:
+        if (error.name or "apexk").startswith("apexk"):
+            raise
+        return _ended(asked, f"needs {error.name}, which is not installed: pip install {error.name}", LACKING)
+    except RuntimeError as error:
+        if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
+            raise
+        return _ended(asked, error, LACKING)
+
+
+def _run(argv: list[str], asked: str | None) -> int:
     parser = argparse.ArgumentParser(prog="apexk", description="Mixture-of-Experts inference with experts in host memory.")
     parser.add_argument("--version", action="version", version=f"apexk {apexk.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    asked = next((a for a in argv if not a.startswith("-")), None)
     for verb, text in VERBS.items():
         sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
         if verb == asked:  # only the verb that is asked for is imported
@@ -49,23 +77,10 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("apexk").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
-    try:
-        args = parser.parse_args(argv)
-        return importlib.import_module(f"apexk.cli.{asked}").run(args)
-    except (ValueError, TypeError) as error:  # bad input, already worded for a person
-        print(f"apexk {asked}: {error}", file=sys.stderr)
-        return MISUSE
-    except MemoryError as error:
-        print(f"apexk {asked}: {error}", file=sys.stderr)
-        return LACKING
-    except OSError as error:
-        print(f"apexk {asked}: {error}", file=sys.stderr)
-        return FAILED
-    except RuntimeError as error:
-        if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
-            raise
-        print(f"apexk {asked}: {error}", file=sys.stderr)
-        return LACKING
-    except KeyboardInterrupt:
-        print(f"apexk {asked}: interrupted", file=sys.stderr)
-        return FAILED
+    args = parser.parse_args(argv)
+    return importlib.import_module(f"apexk.cli.{asked}").run(args)
+
+
+def _ended(asked: str | None, why: object, code: int) -> int:
+    print(f"apexk {asked}: {why}", file=sys.stderr)
+    return code

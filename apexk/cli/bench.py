@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,41 +12,40 @@ from pathlib import Path
 from apexk import hardware
 from apexk.bench.plan import Plan
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import table
 from apexk.config import ApexConfig
+from apexk.outputs import out_file, write_json, writing
 
 MODELLED = "modelled"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo", help="a checkpoint's folder, demo (default), or random:SHAPE such as random:qwen3.5-35b-a3b")
-    parser.add_argument("--layers", type=int, help="sparse layers of a random model (default: all)")
-    parser.add_argument("--vocabulary", type=int, help="of a random model: a small one leaves the layers alone to be timed")
+    parser.add_argument("--layers", type=whole(), help="sparse layers of a random model (default: all)")
+    parser.add_argument("--vocabulary", type=whole(2), help="of a random model: a small one leaves the layers alone to be timed")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the model's own)")
-    parser.add_argument("--batch", default="1", help="batch sizes, comma-separated (default: 1)")
-    parser.add_argument("--prompt", default="128", help="prompt lengths in tokens, comma-separated (default: 128)")
-    parser.add_argument("--tokens", type=int, default=32, help="decode steps (default: 32)")
-    parser.add_argument("--repeats", type=int, default=3, help="turns; each runs every arm once after a warm-up (default: 3)")
-    parser.add_argument("--beams", type=int, default=1, help="rows for each prompt, as in beam search (default: 1)")
+    parser.add_argument("--batch", type=wholes(), default="1", help="batch sizes, comma-separated (default: 1)")
+    parser.add_argument("--prompt", type=wholes(), default="128", help="prompt lengths in tokens, comma-separated (default: 128)")
+    parser.add_argument("--tokens", type=whole(0), default=32, help="decode steps (default: 32)")
+    parser.add_argument("--repeats", type=whole(), default=3, help="turns; each runs every arm once after a warm-up (default: 3)")
+    parser.add_argument("--beams", type=whole(), default=1, help="rows for each prompt, as in beam search (default: 1)")
     parser.add_argument("--throughput", action="store_true", help="double the batch until memory ends or nothing is gained")
     parser.add_argument("--workload", type=Path, help="prompts: .txt, .jsonl, .csv or .parquet, MMLU's layouts included, or a folder of them")
-    parser.add_argument("--policies", default="apex", help="comma-separated (default: apex)")
-    parser.add_argument("--pools", default="auto", help="expert slots per layer, comma-separated (default: auto)")
+    parser.add_argument("--policies", type=words, default="apex", help="comma-separated (default: apex)")
+    parser.add_argument("--pools", type=words, default="auto", help="expert slots per layer, comma-separated (default: auto)")
     parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
     parser.add_argument("--plain", default="", help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
-    parser.add_argument("--threads", type=int, help="of the CPU kernels and of torch (default: all that this process may use)")
-    parser.add_argument("--seed", type=int, default=0, help="of random weights and random prompts (default: 0)")
+    parser.add_argument("--threads", type=whole(), help="of the CPU kernels and of torch (default: all that this process may use)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of random weights and random prompts (default: 0)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write everything here")
     parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write the rows here")
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = Plan(numbers("--batch", args.batch), numbers("--prompt", args.prompt), args.tokens, args.repeats, args.beams, args.seed)
-    policies, pools, plain = ([word.strip() for word in text.split(",") if word.strip()] for text in (args.policies, args.pools, args.plain))
-    if not policies or not pools:
-        raise ValueError(f"--policies is {args.policies!r}, --pools is {args.pools!r}; wanted at least one of each")
+    plan = Plan(args.batch, args.prompt, args.tokens, args.repeats, args.beams, args.seed)
+    policies, pools, plain = args.policies, args.pools, words(args.plain) if args.plain else []
     hardware.load(args.hardware)
     config = ApexConfig(device=args.device, hardware=args.hardware, threads=args.threads)
     for policy, pool in itertools.product(policies, pools):
@@ -76,19 +74,11 @@ def run(args: argparse.Namespace) -> int:
     result = (throughput if args.throughput else bench)(source, chosen, plan, say)
     result["command"] = " ".join(["apexk", *sys.argv[1:]])
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     if args.csv:
         _write_csv(args.csv, result["rows"])
     print(show(result))
     return DONE
-
-
-def numbers(flag: str, text: str) -> list[int]:
-    """A comma-separated list of whole numbers."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} is {text!r}; wanted whole numbers, comma-separated") from None
 
 
 def show(result: dict) -> str:
@@ -120,7 +110,7 @@ def _write_csv(path: Path, rows: list[dict]) -> None:
         flat.append({name: value for name, value in row.items() if not isinstance(value, dict)}
                     | {f"{key}_{p}": v for key in ("ttft_ms", "tpot_ms") for p, v in (row[key] or {}).items()})
     names = list(dict.fromkeys(name for row in flat for name in row))
-    with path.open("w", newline="", encoding="utf-8") as out:
+    with writing(path) as part, part.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, names)
         writer.writeheader()
         writer.writerows(flat)

@@ -6,21 +6,19 @@ import argparse
 import sys
 
 from apexk.cli import DONE
-from apexk.cli.flags import add_session_arguments, config_of
+from apexk.cli.flags import add_session_arguments, config_of, whole
 
 HELP = "an empty line or Ctrl-D ends; /clear forgets the conversation; /stats tells what ran"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_session_arguments(parser)
-    parser.add_argument("--tokens", type=int, default=256, help="new tokens an answer (default: 256)")
+    parser.add_argument("--tokens", type=whole(), default=256, help="new tokens an answer (default: 256)")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.tokens < 1:
-        raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
     config = config_of(args)
 
     from apexk.bench.session import open_session

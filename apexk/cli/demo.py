@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
 
 from apexk.cli import DONE, FAILED
+from apexk.cli.flags import whole, words
+from apexk.outputs import out_file, out_folder, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for timeline.jsonl, summary.json, timeline.png (default: out)")
-    parser.add_argument("--json", type=Path, help="also write the result as JSON to this file")
-    parser.add_argument("--seed", type=int, default=0, help="draws the prompts (default: 0)")
-    parser.add_argument("--pool", type=int, default=12, help="expert slots per layer, 0..32 (default: 12)")
-    parser.add_argument("--prompts", type=int, default=8, help="batch size (default: 8)")
-    parser.add_argument("--tokens", type=int, default=48, help="new tokens a prompt (default: 48)")
-    parser.add_argument("--policies", default="no_assign,sa_only,ea_only,apex", help="comma-separated; the last one's timeline is kept")
+    parser.add_argument("--out", type=out_folder, default="out", help="folder for timeline.jsonl, summary.json, timeline.png (default: out)")
+    parser.add_argument("--json", type=out_file, help="also write the result as JSON to this file")
+    parser.add_argument("--seed", type=whole(0), default=0, help="draws the prompts (default: 0)")
+    parser.add_argument("--pool", type=whole(0), default=12, help="expert slots per layer, 0..32 (default: 12)")
+    parser.add_argument("--prompts", type=whole(), default=8, help="batch size (default: 8)")
+    parser.add_argument("--tokens", type=whole(), default=48, help="new tokens a prompt (default: 48)")
+    parser.add_argument("--policies", type=words, default="no_assign,sa_only,ea_only,apex", help="comma-separated; the last one's timeline is kept")
     parser.add_argument("--device", default="virtual", help="virtual (modelled, default) or cpu (every expert on the CPU, measured)")
     parser.add_argument("--hardware", default="a6000-paper", help="name or path of a hardware file (default: a6000-paper)")
 
@@ -26,14 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from apexk.demo.run import run as run_demo
 
-    if args.tokens < 1:
-        raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
-    policies = [name.strip() for name in args.policies.split(",") if name.strip()]
     args.out.mkdir(parents=True, exist_ok=True)
-    result = run_demo(args.out, seed=args.seed, pool=args.pool, prompts=args.prompts, new_tokens=args.tokens, policies=policies,
+    result = run_demo(args.out, seed=args.seed, pool=args.pool, prompts=args.prompts, new_tokens=args.tokens, policies=args.policies,
                       hardware=args.hardware, device=args.device, say=lambda text: print(f"demo: {text} ...", file=sys.stderr, flush=True))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     print(show(result))
     written = [args.out / "timeline.jsonl", args.out / "summary.json", *_plot(args.out, result), *([args.json] if args.json else [])]
     print("written: " + ", ".join(str(path) for path in written))

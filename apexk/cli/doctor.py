@@ -9,11 +9,11 @@ import os
 import platform
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import apexk
 from apexk.cli import DONE
 from apexk.cli.progress import gib
+from apexk.outputs import out_file, write_text
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "triton", "cupy", "nvtx", "accelerate", "pyarrow", "matplotlib")
 OPTIONAL = {"cupy": "device 'cuda'", "triton": "GPU kernels", "nvtx": "ranges in Nsight", "accelerate": "comparing with its CPU offload",
@@ -24,7 +24,7 @@ VARIABLES = {"APEXK_CPU_ISA": "instruction set of the CPU kernels"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file whose overrides count among the settings (default: a6000-paper)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="OUT", help="as JSON on stdout, or into this file")
+    parser.add_argument("--json", nargs="?", const="-", type=lambda text: text if text == "-" else out_file(text), metavar="OUT", help="as JSON on stdout, or into this file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         print(text)
         return DONE
     if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        write_text(args.json, text + "\n")
     print(show(found))
     return DONE
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from apexk.cli import DONE
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import table
-from apexk.cli.simulate import words
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", default="sticky,diverse-tokens,mmlu-like", help="comma-separated generator presets")
-    parser.add_argument("--hardware", default="a6000-paper,pinned-link", help="comma-separated names or paths")
+    parser.add_argument("--preset", type=words, default="sticky,diverse-tokens,mmlu-like", help="comma-separated generator presets")
+    parser.add_argument("--hardware", type=words, default="a6000-paper,pinned-link", help="comma-separated names or paths")
     parser.add_argument("--model", default="qwen3_5", help="qwen3_5, qwen3_next, glm_4_5_air (default: qwen3_5)")
-    parser.add_argument("--layers", type=int, default=12, help="MoE layers to run (default: 12)")
-    parser.add_argument("--batch", type=int, default=16, help="tokens a step (default: 16)")
-    parser.add_argument("--pool", type=int, default=64, help="slots a layer (default: 64)")
-    parser.add_argument("--steps", type=int, default=50, help="steps, 10 of warm-up included (default: 50)")
-    parser.add_argument("--seeds", default="101,102", help="comma-separated (default: 101,102)")
+    parser.add_argument("--layers", type=whole(), default=12, help="MoE layers to run (default: 12)")
+    parser.add_argument("--batch", type=whole(), default=16, help="tokens a step (default: 16)")
+    parser.add_argument("--pool", type=whole(), default=64, help="slots a layer (default: 64)")
+    parser.add_argument("--steps", type=whole(), default=50, help="steps, 10 of warm-up included (default: 50)")
+    parser.add_argument("--seeds", type=wholes(0), default="101,102", help="comma-separated (default: 101,102)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
@@ -27,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     from apexk.sim.evictions import study
     from apexk.sim.generate import MODELS, PRESETS
 
-    for what, value, known in (("--model", args.model, MODELS), *(("--preset", p, PRESETS) for p in words(args.preset))):
+    for what, value, known in (("--model", args.model, MODELS), *(("--preset", p, PRESETS) for p in args.preset)):
         if value not in known:
             raise ValueError(f"{what} is {value!r}; there are {', '.join(known)}")
-    found = list(study(words(args.preset), words(args.hardware), [int(s) for s in words(args.seeds)], model=args.model, layers=args.layers, batch=args.batch,
+    found = list(study(args.preset, args.hardware, args.seeds, model=args.model, layers=args.layers, batch=args.batch,
                        pool=args.pool, steps=args.steps))
     rules = list(found[0].ms)
     print(table([["trace", "hardware", "belady gains", *rules]] + [
@@ -39,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
     print("\nmodelled; percent of the distance from `utility 0.9` to `belady`; `hidden` knows the generator's state, which no rule that sees routing can")
     if args.json:
         rows = [{"preset": s.preset, "hardware": s.machine, "ms": s.ms, "closed": {r: s.closed(r) for r in rules}} for s in found]
-        args.json.write_text(json.dumps({"schema": "apexk.evictions/1", "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, {"schema": "apexk.evictions/1", "rows": rows})
     return DONE

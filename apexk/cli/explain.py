@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from apexk.cli import DONE
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeline", type=Path, help="a timeline.jsonl of a run")
     parser.add_argument("--trace", help="or a .trace.npz, which is simulated up to the step")
     parser.add_argument("--preset", default="mmlu-like", help="or a generated trace (default: mmlu-like)")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=whole(), default=16)
+    parser.add_argument("--seed", type=whole(0), default=0)
     parser.add_argument("--policy", default="apex")
-    parser.add_argument("--pool", type=int, default=64)
+    parser.add_argument("--pool", type=whole(0), default=64)
     parser.add_argument("--hardware", help="name or path of a hardware file (default: the timeline's, else a6000-paper)")
-    parser.add_argument("--step", type=int, required=True)
-    parser.add_argument("--layer", type=int, required=True)
+    parser.add_argument("--step", type=whole(0), required=True)
+    parser.add_argument("--layer", type=whole(0), required=True)
     parser.add_argument("--json", type=out_file, metavar="OUT")
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     found = explain(rows, args.step, args.layer, machine)
     print(show(found))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, found)
     return DONE
 
 
@@ -51,8 +51,6 @@ def _simulated(args: argparse.Namespace, machine) -> list[dict]:
     from apexk.sim.run import simulate
     from apexk.timeline.writer import Timeline
 
-    if args.step < 0:
-        raise ValueError(f"--step is {args.step}; wanted 0 or more")
     spec = TraceSpec(path=args.trace, steps=0) if args.trace else TraceSpec(args.preset, batch=args.batch, seed=args.seed, steps=args.step + 1)
     given = demand(spec)
     timeline = Timeline(None, keep=True)

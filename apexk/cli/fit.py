@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole
 from apexk.cli.progress import gib, table
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a local folder with config.json (and safetensors files, if there are any), or a known shape such as qwen3.5-35b-a3b")
     parser.add_argument("--gpu-memory", metavar="BYTES", help="of a GPU, such as 48GiB (default: the GPU's that is here)")
-    parser.add_argument("--context", type=int, default=8192, help="tokens a sequence (default: 8192)")
-    parser.add_argument("--batch", type=int, default=1, help="sequences at once (default: 1)")
+    parser.add_argument("--context", type=whole(), default=8192, help="tokens a sequence (default: 8192)")
+    parser.add_argument("--batch", type=whole(), default=1, help="sequences at once (default: 1)")
     parser.add_argument("--hardware", default="a6000-paper", help="name or path of the hardware file that speeds are modelled on (default: a6000-paper)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of the weights (default: the configuration's)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that lies in the folder")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     about = subject(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code)
     result = fit(about, machine=args.hardware, gpu_bytes=given, context=args.context, batch=args.batch)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     print(show(result))
     return DONE if result["host"].get("fits", True) else LACKING
 

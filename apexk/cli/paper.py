@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
 from apexk.cli import DONE, FAILED
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole, wholes
 from apexk.cli.progress import bar, table
-from apexk.cli.simulate import words
+from apexk.outputs import out_file, out_folder, write_json
 
 NAMES = ("fig1", "fig2", "fig3a", "fig3b", "fig3c", "fig3d", "fig5", "fig6", "fig7", "table1", "table2", "table3", "pools")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("figure", choices=(*NAMES, "all", "sensitivity"), help="all: every row; sensitivity: the headline figures over hardware constants")
-    parser.add_argument("--seeds", default="0,1,2", help="of the rows with a band (default: 0,1,2)")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
+    parser.add_argument("--seeds", type=wholes(0), default="0,1,2", help="of the rows with a band (default: 0,1,2)")
+    parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every row here")
-    parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the figures into this folder")
+    parser.add_argument("--draw", type=out_folder, metavar="DIR", help="draw the figures into this folder")
 
 
 def run(args: argparse.Namespace) -> int:
-    seeds = tuple(int(s) for s in words(args.seeds))
+    seeds = tuple(args.seeds)
     if args.figure == "sensitivity":
         return _sensitivity(args, seeds)
     from apexk.paper.figures import TIMELINES, rows
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print(show(found))
     if args.json:
         data = {"schema": "apexk.paper/1", "hardware": "a6000-paper", "modelled": True, "seeds": seeds, "rows": [r.as_dict() for r in found]}
-        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, data)
     folder = args.draw or (Path("out") if args.figure in TIMELINES else None)
     if folder:
         print("written: " + ", ".join(str(p) for p in _draw(names, found, measured, folder)))
@@ -96,5 +95,5 @@ def _sensitivity(args: argparse.Namespace, seeds: tuple[int, ...]) -> int:
                       f"{point['gain_percent']:+.1f} %", f"{point['percent_of_clairvoyant']:.1f}"])
     print(table(lines) + "\n\nmodelled tokens/s, batch 16, pool 64; * the hardware file's own constants")
     if args.json:
-        args.json.write_text(json.dumps({"schema": "apexk.sensitivity/1", "points": found}, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, {"schema": "apexk.sensitivity/1", "points": found})
     return DONE

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from apexk.cli import DONE
-from apexk.cli.flags import out_file
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"\neviction rules (`name(evict=RULE)`): {', '.join(RULES)}; belady in a simulation's reference rows")
     print("your own policy: --policy module:Class, or an entry point in the group apexk.policies; see docs/write_a_policy.md")
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, rows)
     return DONE
 
 

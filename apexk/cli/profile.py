@@ -11,29 +11,29 @@ import sys
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
+from apexk.cli.flags import whole
+from apexk.outputs import out_folder
 
 log = logging.getLogger("apexk.profile")
 WARM_TOKENS = 4  # generated before the capture: compilers, caches and cost models settle
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("out/profile"), help="folder for what is written (default: out/profile)")
+    parser.add_argument("--out", type=out_folder, default="out/profile", help="folder for what is written (default: out/profile)")
     parser.add_argument("--tool", choices=("auto", "nsys", "torch"), default="auto", help="auto: nsys if it is here and the device is cuda, else torch.profiler")
     parser.add_argument("--model", help="folder of a model (default: the demo's)")
     parser.add_argument("--policy", default="apex", help="default: apex")
-    parser.add_argument("--pool", type=int, help="expert slots per layer (default: a quarter of the experts)")
+    parser.add_argument("--pool", type=whole(0), help="expert slots per layer (default: a quarter of the experts)")
     parser.add_argument("--device", default=None, help="cuda where there is one, else virtual; cpu: every expert on the CPU")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
-    parser.add_argument("--prompts", type=int, default=4, help="batch size (default: 4)")
-    parser.add_argument("--tokens", type=int, default=16, help="new tokens in the capture (default: 16)")
+    parser.add_argument("--prompts", type=whole(), default=4, help="batch size (default: 4)")
+    parser.add_argument("--tokens", type=whole(), default=16, help="new tokens in the capture (default: 16)")
     parser.add_argument("--dry-run", action="store_true", help="print what would run and stop")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # the workload itself, under nsys
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="your own program under nsys instead; it calls torch.cuda.profiler.start and stop")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.tokens < 1 or args.prompts < 1:
-        raise ValueError(f"--tokens {args.tokens} and --prompts {args.prompts}: wanted at least 1 of each")
     if args.inside:
         return _workload(args, _CudaCapture())
     tool = _tool(args)

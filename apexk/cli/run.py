@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import add_session_arguments, config_of, out_file
+from apexk.cli.flags import add_session_arguments, config_of, positive, whole
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="prompts; - reads one a line from stdin (default without --file)")
     parser.add_argument("--file", type=Path, help="prompts: .txt, .jsonl, .csv or .parquet, MMLU's layouts included")
     add_session_arguments(parser)
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt (default: 64)")
-    parser.add_argument("--batch", type=int, default=8, help="prompts at once (default: 8)")
+    parser.add_argument("--tokens", type=whole(), default=64, help="new tokens a prompt (default: 64)")
+    parser.add_argument("--batch", type=whole(), default=8, help="prompts at once (default: 8)")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
-    parser.add_argument("--temperature", type=float, default=1.0, help="with --sample (default: 1.0)")
-    parser.add_argument("--seed", type=int, default=0, help="with --sample (default: 0)")
+    parser.add_argument("--temperature", type=positive, default=1.0, help="with --sample (default: 1.0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="with --sample (default: 0)")
     parser.add_argument("--trace", type=out_file, metavar="OUT", help="record the routing into a .trace.npz")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write prompts, answers and sums here")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.batch < 1:
-        raise ValueError(f"--batch is {args.batch}; wanted at least 1")
-    if args.tokens < 1:
-        raise ValueError(f"--tokens is {args.tokens}; wanted at least 1")
-    if args.temperature <= 0:
-        raise ValueError(f"--temperature is {args.temperature}; wanted more than 0")
     config = config_of(args)
 
     import torch
@@ -70,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"run: {trace.write(recorder.trace(dataset='apexk run'), args.trace)}", file=sys.stderr)
     if args.json:
         result = {"prompts": prompts, "answers": answers, "summary": summary, "info": info}
-        args.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     return DONE
 
 

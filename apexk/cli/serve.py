@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import add_session_arguments, config_of
+from apexk.cli.flags import add_session_arguments, config_of, whole
 
 PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"""
 
@@ -15,13 +15,13 @@ PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_session_arguments(parser)
     parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    parser.add_argument("--port", type=whole(), default=8000, help="default: 8000")
     parser.add_argument("--continuous-batching", action="store_true", help="the library's continuous batching with paged attention")
     parser.add_argument("--chat-template", metavar="FILE|plain", help="for a model without one, which otherwise answers /v1/completions only: a Jinja file, or plain (messages one a line)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 0 < args.port < 65536:
+    if args.port > 65535:
         raise ValueError(f"--port is {args.port}; wanted 1..65535")
     config = config_of(args)
     template = args.chat_template and (PLAIN_TEMPLATE if args.chat_template == "plain" else Path(args.chat_template).read_text(encoding="utf-8"))

@@ -6,34 +6,37 @@ import argparse
 import itertools
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 from apexk.cli import DONE
-from apexk.cli.flags import out_file
+from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar, table
+from apexk.config import ApexConfig
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is routed")
     what.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz or sample:NAME; may be given again")
-    what.add_argument("--preset", default="mmlu-like", help="comma-separated generator presets, if there is no --trace (default: mmlu-like)")
+    what.add_argument("--preset", type=words, default="mmlu-like", help="comma-separated generator presets, if there is no --trace (default: mmlu-like)")
     what.add_argument("--model", default="qwen3_5", help="model of the generated trace: qwen3_5, qwen3_next, glm_4_5_air")
-    what.add_argument("--batch", default="16", help="comma-separated tokens a step (default: 16)")
+    what.add_argument("--batch", type=wholes(), default="16", help="comma-separated tokens a step (default: 16)")
     what.add_argument("--phase", default="decode", choices=("prefill", "decode"))
-    what.add_argument("--steps", type=int, default=50, help="steps, warm-up included (default: 50)")
-    what.add_argument("--seeds", default="0", help="comma-separated (default: 0)")
+    what.add_argument("--steps", type=whole(), default=50, help="steps, warm-up included (default: 50)")
+    what.add_argument("--seeds", type=wholes(0), default="0", help="comma-separated (default: 0)")
     how = parser.add_argument_group("how it is run")
-    how.add_argument("--hardware", default="a6000-paper", help="comma-separated names or paths (default: a6000-paper)")
+    how.add_argument("--hardware", type=words, default="a6000-paper", help="comma-separated names or paths (default: a6000-paper)")
     how.add_argument("--policy", default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), or module:Class")
-    how.add_argument("--pool", default="64", help="comma-separated slots a layer (default: 64)")
-    how.add_argument("--warmup", type=int, default=10, help="steps that are run and not counted (default: 10)")
+    how.add_argument("--pool", type=wholes(0), default="64", help="comma-separated slots a layer (default: 64)")
+    how.add_argument("--warmup", type=whole(0), default=10, help="steps that are run and not counted (default: 10)")
     how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, e.g. resident_first=true")
     how.add_argument("--change", action="append", default=[], metavar="PART.KEY=MS", help="a hardware constant, e.g. cpu.c0=0.3")
     how.add_argument("--refit", action="store_true", help="first refit the layer offset so that no_assign gives 72.44 tokens/s at batch 16")
     how.add_argument("--scale-experts", action="store_true", help="scale costs by the model's expert bytes")
     how.add_argument("--popularity", metavar="FILE", help="first residents from this file instead of the trace's own profile")
     how.add_argument("--no-references", action="store_true", help="leave out oracle_p, belady, clairvoyant and all_resident")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
+    parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 
@@ -47,18 +50,20 @@ def run(args: argparse.Namespace) -> int:
         check_traces(args.trace, args.popularity)
         specs = [TraceSpec(path=path, steps=args.steps) for path in args.trace]
     else:
-        specs = [TraceSpec(preset, args.model, int(batch), args.steps, args.phase)
-                 for preset, batch in itertools.product(words(args.preset), words(args.batch))]
+        specs = [TraceSpec(preset, args.model, batch, args.steps, args.phase)
+                 for preset, batch in itertools.product(args.preset, args.batch)]
     config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
-    changes = tuple((key, float(text)) for key, text in map(pair, args.change))
+    if unknown := [key for key, _ in config if key not in (known := [f.name for f in fields(ApexConfig)])]:
+        raise ValueError(f"--set: there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+    changes = tuple(map(constant, args.change))
     cells = [
-        Cell(spec, machine, policy, int(pool), args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
-        for spec, machine, pool, policy in itertools.product(specs, words(args.hardware), words(args.pool), policies)
+        Cell(spec, machine, policy, pool, args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
+        for spec, machine, pool, policy in itertools.product(specs, args.hardware, args.pool, policies)
     ]
-    rows = run_table(cells, [int(s) for s in words(args.seeds)], jobs=args.jobs, said=bar("simulate"))
+    rows = run_table(cells, args.seeds, jobs=args.jobs, said=bar("simulate"))
     print(show(rows))
     if args.json:
-        args.json.write_text(json.dumps({"schema": "apexk.simulate/1", "rows": [r.as_dict() for r in rows]}, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, {"schema": "apexk.simulate/1", "rows": [r.as_dict() for r in rows]})
     return DONE
 
 
@@ -94,13 +99,6 @@ def check_traces(paths: list[str], popularity: str | None) -> None:
             print(f"apexk simulate: {share:.0%} of the requests of {item.source} are also in {popularity}: not a disjoint split", file=sys.stderr)
 
 
-def words(text: str) -> list[str]:
-    found = [word.strip() for word in text.split(",") if word.strip()]
-    if not found:
-        raise ValueError("an empty list was given where names or numbers are wanted")
-    return found
-
-
 def split_policies(text: str) -> list[str]:
     """Splits at commas outside parentheses."""
     found, depth, word = [], 0, ""
@@ -111,11 +109,10 @@ def split_policies(text: str) -> list[str]:
             word = ""
         else:
             word += char
-    return words_of([*found, word])
-
-
-def words_of(items: list[str]) -> list[str]:
-    return [item.strip() for item in items if item.strip()]
+    found = [item.strip() for item in (*found, word)]
+    if not all(found):
+        raise ValueError(f"--policy is {text!r}; wanted names, comma-separated")
+    return found
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -123,6 +120,15 @@ def pair(text: str) -> tuple[str, str]:
     if not sign:
         raise ValueError(f"{text!r}: wanted KEY=VALUE")
     return key.strip(), value.strip()
+
+
+def constant(text: str) -> tuple[str, float]:
+    """A hardware constant and its value; `apexk.hardware` checks both."""
+    key, value = pair(text)
+    try:
+        return key, float(value)
+    except ValueError:
+        raise ValueError(f"--change: {key} is {value!r}, wanted a number") from None
 
 
 def value_of(text: str):

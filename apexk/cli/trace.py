@@ -3,62 +3,63 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from apexk.cli import DONE
+from apexk.cli.flags import whole
 from apexk.cli.progress import table
+from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     new = actions.add_parser("generate", help="a synthetic trace from a preset")
-    new.add_argument("out", type=Path, help="a .trace.npz")
+    new.add_argument("out", type=out_file, help="a .trace.npz")
     new.add_argument("--preset", default="mmlu-like")
     new.add_argument("--model", default="qwen3_5")
-    new.add_argument("--batch", type=int, default=16)
-    new.add_argument("--steps", type=int, default=60)
-    new.add_argument("--seed", type=int, default=0)
+    new.add_argument("--batch", type=whole(), default=16)
+    new.add_argument("--steps", type=whole(), default=60)
+    new.add_argument("--seed", type=whole(0), default=0)
     new.add_argument("--phase", default="decode", choices=("prefill", "decode"))
     new.set_defaults(act=_generate)
 
     seen = actions.add_parser("stats", help="set sizes, skew, reuse and prediction recall, by layer")
     seen.add_argument("trace", help="a .trace.npz, or sample:NAME")
     seen.add_argument("--layers", action="store_true", help="a line per layer")
-    seen.add_argument("--json", type=Path, metavar="OUT")
-    seen.add_argument("--plot", type=Path, metavar="PNG")
+    seen.add_argument("--json", type=out_file, metavar="OUT")
+    seen.add_argument("--plot", type=out_file, metavar="PNG")
     seen.set_defaults(act=_stats)
 
     popular = actions.add_parser("popularity", help="count a calibration trace for the first residents of every policy")
     popular.add_argument("trace", type=Path)
-    popular.add_argument("out", type=Path, help="a .json")
+    popular.add_argument("out", type=out_file, help="a .json")
     popular.add_argument("--split", required=True, help="name of the split that the trace is of, e.g. train")
     popular.add_argument("--against", type=Path, metavar="TRACE", help="report the overlap with the trace that will be evaluated")
     popular.set_defaults(act=_popularity)
 
     taken = actions.add_parser("import", help="npz per request (vLLM, SGLang), JSON lines, or Parquet (FLAME-MoE layout)")
     taken.add_argument("files", type=Path, nargs="+")
-    taken.add_argument("--out", type=Path, required=True, help="a .trace.npz")
+    taken.add_argument("--out", type=out_file, required=True, help="a .trace.npz")
     taken.add_argument("--model", required=True, help="name of the model")
-    taken.add_argument("--experts", type=int, required=True, help="routed experts a layer")
+    taken.add_argument("--experts", type=whole(), required=True, help="routed experts a layer")
     taken.add_argument("--dataset", default="")
     taken.add_argument("--licence", default="", help="licence of the source")
     taken.set_defaults(act=_import)
 
     heard = actions.add_parser("record", help="the routing of a swapped model while it generates")
-    heard.add_argument("out", type=Path, help="a .trace.npz")
+    heard.add_argument("out", type=out_file, help="a .trace.npz")
     heard.add_argument("--model", type=Path, help="folder of a transformers checkpoint (default: the small model that ships)")
     heard.add_argument("--prompts", type=Path, metavar="TXT", help="one prompt a line (default: drawn from the model's held-out text)")
-    heard.add_argument("--batch", type=int, default=8)
-    heard.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default: 32)")
-    heard.add_argument("--seed", type=int, default=0, help="draws the prompts (default: 0)")
+    heard.add_argument("--batch", type=whole(), default=8)
+    heard.add_argument("--tokens", type=whole(), default=32, help="new tokens a prompt (default: 32)")
+    heard.add_argument("--seed", type=whole(0), default=0, help="draws the prompts (default: 0)")
     heard.add_argument("--licence", default="", help="licence of the model and the text")
     heard.set_defaults(act=_record)
 
     given = actions.add_parser("export", help="to Parquet, one row per token and layer (needs pyarrow)")
     given.add_argument("trace", type=Path)
-    given.add_argument("out", type=Path)
+    given.add_argument("out", type=out_file)
     given.set_defaults(act=_export)
 
 
@@ -90,7 +91,7 @@ def _stats(args: argparse.Namespace) -> int:
     print(f"{found['source']}: {found['model']}, {found['tokens']} tokens in {found['steps']} steps, top-{found['topk']} of {found['experts']}\n")
     print(table(lines))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, found)
     if args.plot:
         draw(found, args.plot)
     return DONE

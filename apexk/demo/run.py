@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from apexk.demo import model as demo_model
 from apexk.hardware import load as load_hardware
 from apexk.hf.handle import versions
 from apexk.hf.swap import swap
+from apexk.outputs import write_json
 
 POLICIES = ("no_assign", "sa_only", "ea_only", "apex")
 log = logging.getLogger("apexk.demo")
@@ -69,7 +69,7 @@ def run(out: Path | None = None, *, seed: int = 0, pool: int = 12, prompts: int 
         ],
     }
     if out:
-        (out / "summary.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(out / "summary.json", result)
     return result
 
 

@@ -9,7 +9,7 @@ measured layer time over path time; what exceeds 1 is shown as an operation of i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 SCHEMA = "apexk.hardware/1"
@@ -110,6 +110,25 @@ def load(name_or_path: str | Path) -> Hardware:
     return _from_dict(data, str(path))
 
 
+def changed(machine: Hardware, name: str, value: float) -> Hardware:
+    """`machine` with one constant replaced, named as "cpu.c0". Raises ValueError as `load` does."""
+    section, _, key = name.partition(".")
+    part = getattr(machine, section, None)
+    if type(part) not in (CpuCosts, LinkCosts, GpuCosts, LayerCosts) or type(getattr(part, key, None)) not in (int, float):
+        raise ValueError(f"hardware has no constant {name!r}; name one as cpu.c0, link.s0, link.t1, layer.kappa, ...")
+    if wrong := _wrong(name, value):
+        raise ValueError(f"{name} is {str(value)[:40]}, wanted {wrong}")
+    return replace(machine, **{section: replace(part, **{key: value})})
+
+
+def _wrong(name: str, value: object) -> str | None:
+    """What is wanted instead of the number `value`, None where it is good."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name == "layer.kappa":
+        return None if number and 1 <= value <= 1000 else "1 to 1000 (layer time over path time)"
+    return None if number and 0 <= value <= MOST_MS else f"a number of milliseconds from 0 to {MOST_MS:.0e}"
+
+
 def _from_dict(data, source: str) -> Hardware:
     def fail(what: str):
         raise ValueError(f"hardware file {source}: {what}")
@@ -136,13 +155,10 @@ def _from_dict(data, source: str) -> Hardware:
             if kind == "bool":
                 if not isinstance(value, bool):
                     fail(f"{key}.{field} is {value!r}, wanted true or false")
-            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_MS:
-                fail(f"{key}.{field} is {str(value)[:40]}, wanted a number of milliseconds from 0 to {MOST_MS:.0e}")
+            elif wrong := _wrong(f"{key}.{field}", value):
+                fail(f"{key}.{field} is {str(value)[:40]}, wanted {wrong}")
         return cls(**section)
 
-    layer = part("layer", LayerCosts)
-    if not 1 <= layer.kappa <= 1000:
-        fail(f"layer.kappa is {layer.kappa}, wanted 1 to 1000 (layer time over path time)")
     if not isinstance(data.get("model", {}), dict):
         fail("model is no object")
     overrides = data.get("overrides", {})
@@ -165,7 +181,7 @@ def _from_dict(data, source: str) -> Hardware:
         cpu=part("cpu", CpuCosts),
         link=part("link", LinkCosts),
         gpu=part("gpu", GpuCosts),
-        layer=layer,
+        layer=part("layer", LayerCosts),
         overrides=dict(overrides),
         source=source,
     )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from apexk import hardware
 from apexk.hardware import Hardware
+from apexk.policy import registry
 from apexk.sim import references, trace
 from apexk.sim.demand import Demand, demand_of
 from apexk.sim.generate import MODELS, generate
 from apexk.sim.offset import refit
 from apexk.sim.run import simulate
+from apexk.workers import spread
 
 #: two-sided 95 % quantiles of Student's t for 1..10 degrees of freedom
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -34,6 +34,7 @@ class TraceSpec:
     phase: str = "decode"
     seed: int = 0
     path: str | None = None
+    look_ahead: int = 1  # layers that predictions reach in a generated trace; a policy that looks farther gets what it needs
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def demand(spec: TraceSpec) -> Demand:
         return demand_of(trace.first_steps(found, spec.steps) if spec.steps else found)
     if spec.model not in MODELS:
         raise ValueError(f"unknown model {spec.model!r}; there are {', '.join(MODELS)}")
-    return demand_of(generate(spec.preset, shape=MODELS[spec.model], batch=spec.batch, steps=spec.steps, seed=spec.seed, phase=spec.phase))
+    return demand_of(generate(spec.preset, shape=MODELS[spec.model], batch=spec.batch, steps=spec.steps, seed=spec.seed, phase=spec.phase,
+                              look_ahead=spec.look_ahead))
 
 
 @lru_cache(maxsize=16)
@@ -96,11 +98,7 @@ def machine_of(cell: Cell) -> Hardware:
         spec = replace(cell.spec, batch=REFIT_BATCH, phase="decode") if cell.spec.path is None else cell.spec
         machine = refit(demand(spec), machine, pool=min(64, demand(spec).experts), warmup=cell.warmup)
     for name, value in cell.changes:
-        section, _, key = name.partition(".")
-        part = getattr(machine, section, None)
-        if part is None or not hasattr(part, key):
-            raise ValueError(f"hardware has no constant {name!r}; name one as cpu.c0, link.s0, link.t1, layer.kappa, ...")
-        machine = replace(machine, **{section: replace(part, **{key: value})})
+        machine = hardware.changed(machine, name, value)
     return machine
 
 
@@ -120,7 +118,7 @@ def scaled(machine: Hardware, bytes_per_expert: int) -> Hardware:
 
 def run_cell(cell: Cell) -> dict[str, float]:
     """`FIGURES` of one cell. Runs in a worker process."""
-    wanted = demand(cell.spec)
+    wanted = demand(_far_enough(cell))
     machine = machine_of(replace(cell, policy="", pool=0, config=(), popularity=None))
     policy, given, pool = cell.policy, wanted, cell.pool
     if policy in references.NAMES:
@@ -129,6 +127,11 @@ def run_cell(cell: Cell) -> dict[str, float]:
     counts = _popularity(cell.popularity, wanted)
     run = simulate(given, machine, policy, pool, warmup=cell.warmup, config=dict(cell.config), popularity=counts)
     return figures(run)
+
+
+def _far_enough(cell: Cell) -> TraceSpec:
+    ahead = 1 if cell.policy in references.NAMES else registry.get(cell.policy).look_ahead
+    return replace(cell.spec, look_ahead=max(ahead, cell.spec.look_ahead))
 
 
 def _popularity(path: str | None, wanted: Demand) -> list[list[int]] | None:
@@ -179,9 +182,7 @@ def _map(cells: list[Cell], jobs: int):
     if jobs <= 1 or len(cells) < 2:
         yield from map(run_cell, cells)
         return
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context(method)) as pool:
-        yield from pool.map(run_cell, cells, chunksize=max(1, min(8, len(cells) // (4 * jobs))))
+    yield from spread(run_cell, cells, jobs, chunk=max(1, min(8, len(cells) // (4 * jobs))))
 
 
 def _place(cell: Cell) -> tuple:

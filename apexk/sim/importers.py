@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apexk.outputs import writing
 from apexk.sim.trace import DECODE, PREFILL, SCHEMA, Trace, TraceError
 
 
@@ -83,7 +84,8 @@ def to_parquet(trace: Trace, path: str | Path) -> None:
     columns["indices"] = list(trace.routed_experts.reshape(-1, topk))
     if trace.routed_weights is not None:
         columns["scores"] = list(trace.routed_weights.reshape(-1, topk).astype(np.float32))
-    parquet.write_table(pyarrow.table(columns), path)
+    with writing(Path(path)) as part:
+        parquet.write_table(pyarrow.table(columns), part)
 
 
 def _from_rows(lines: Iterable[dict], ids: str, weights: str, path, model, experts, dataset, licence) -> Trace:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apexk.outputs import write_text
 from apexk.sim.demand import counts as count_of
 from apexk.sim.trace import Trace
 
@@ -58,7 +59,7 @@ def write(popularity: Popularity, path: str | Path) -> None:
         "schema": SCHEMA, "model": popularity.model, "split": popularity.split, "layers": len(popularity.counts),
         "experts": len(popularity.counts[0]), "counts": popularity.counts, "sequences": sorted(popularity.sequences),
     }  # fmt: skip
-    Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+    write_text(Path(path), json.dumps(data) + "\n")
 
 
 def read(path: str | Path, *, model: str | None = None, layers: int | None = None, experts: int | None = None) -> Popularity:

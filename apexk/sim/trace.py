@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apexk.outputs import writing
+
 SCHEMA = "apexk.trace/1"
 SAMPLES = Path(__file__).with_name("samples")
 PREFILL, DECODE = 0, 1
@@ -89,7 +91,7 @@ def write(trace: Trace, path: str | Path) -> Path:
     path = Path(path)
     if not path.name.endswith(".trace.npz"):
         raise ValueError(f"trace file {path}: the name must end in .trace.npz")
-    with path.open("wb") as out:
+    with writing(path) as part, part.open("wb") as out:
         np.savez_compressed(out, meta=np.array(json.dumps(trace.meta)), **trace.arrays())
     return path
 

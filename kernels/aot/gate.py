@@ -4,12 +4,11 @@
 """
 
 import argparse
-import concurrent.futures
-import json
-import multiprocessing
 import os
 import sys
-from pathlib import Path
+
+from apexk.outputs import out_file, write_json
+from apexk.workers import spread
 
 from . import kept
 from .other_triton import gate_under
@@ -86,7 +85,7 @@ def main(argv=None) -> int:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--quick", action="store_true", help="what one model's layer launches, nothing else")
     part.add_argument("--gemms", action="store_true", help="the GEMMs of the paper's models' layers, nothing else")
-    parser.add_argument("--json", metavar="PATH", help="write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="PATH", help="write every figure here")
     parser.add_argument("--keep", action="store_true", help="write this run's figures into the kept table")
     parser.add_argument("--triton", metavar="VERSION", help="under this Triton instead of the installed one, in an environment of its own")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes (default 2)")
@@ -96,7 +95,7 @@ def main(argv=None) -> int:
     if args.keep and which != "all":
         parser.error(f"--keep wants the whole table, not --{which}")
     if args.triton:
-        flags = [f"--{name}" for name in ("quick", "gemms", "keep") if getattr(args, name)] + (["--json", args.json] if args.json else [])
+        flags = [f"--{name}" for name in ("quick", "gemms", "keep") if getattr(args, name)] + (["--json", str(args.json)] if args.json else [])
         return gate_under(args.triton, ["--targets", args.targets, "--jobs", str(args.jobs), *flags])
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what 3.6 and 3.9 do by default; 3.10 will not
@@ -116,7 +115,7 @@ def main(argv=None) -> int:
         print(f"FAILED {label} {kernel}: {text}")
     print(f"{len(results)} launches on {len(targets)} targets, {len(failed)} failures")
     if args.json:
-        Path(args.json).write_text(json.dumps([{**r.plain(), "tile": tile} for r, tile in reports], indent=1))
+        write_json(args.json, [{**r.plain(), "tile": tile} for r, tile in reports])
     return 1 if failed else 0
 
 
@@ -147,8 +146,7 @@ def compile_all(targets, which, jobs):
     work = [(target, index, which) for target in targets for index in range(len(specs(target, which)))]
     if jobs < 2:
         return list(_told(map(run_one, work), len(work)))
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(_told(pool.map(run_one, work), len(work)))
+    return list(_told(spread(run_one, work, jobs, fresh=True), len(work)))
 
 
 def _told(results, total):

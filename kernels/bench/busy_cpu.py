@@ -7,11 +7,12 @@ in a loop, or that the end of a call waits for one thread that does not run.
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import time
+
+from apexk.outputs import out_file, write_json
 
 from . import machine
 from .cases_cpu_ffn import cases
@@ -21,7 +22,8 @@ from .timing import quantiles
 @contextlib.contextmanager
 def busy_processes(count):
     """So many processes that compute without end."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    code = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(1000))"  # not after this one is gone; a terminal's Ctrl-C is for this one alone
+    running = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
@@ -44,7 +46,7 @@ def main(argv=None) -> int:
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--others", type=int, default=2, help="busy processes (default 2)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each of the three parts (default 5)")
-    parser.add_argument("--json", metavar="PATH", help="write the figures here")
+    parser.add_argument("--json", type=out_file, metavar="PATH", help="write the figures here")
     args = parser.parse_args(argv)
     ours = [c for c in cases() if c.shape["tokens"] == args.tokens and c.isa]
     if not ours:
@@ -67,6 +69,5 @@ def main(argv=None) -> int:
         row = {"name": case.name, "others": args.others, "before": before, "during": during, "after": after, "ratio": ratio, "due": due,
                "command": f"apexk kernels cpu --busy --tokens {args.tokens} --others {args.others} --seconds {args.seconds:g}",
                **machine.facts()}  # fmt: skip
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(row, file, indent=1)
+        write_json(args.json, row)
     return 0

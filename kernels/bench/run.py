@@ -17,6 +17,8 @@ import time
 
 import torch
 
+from apexk.outputs import out_file, write_json
+
 from . import compare, machine
 from .against import PACKAGES, add_ratios, choose, competitors, is_ours
 from .registry import DTYPE_NAMES, all_cases, select
@@ -92,8 +94,7 @@ def _measure_all(args, here, other) -> int:
         with open(args.jsonl, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "rows": rows, "failed": failed, "left_out": left_out}, file, indent=1)
+        write_json(args.json, {"schema": SCHEMA, "rows": rows, "failed": failed, "left_out": left_out})
     return FAILED if failed else DONE
 
 
@@ -220,8 +221,8 @@ def _parser():
     parser.add_argument("--against", metavar="NAME,NAME|REV", help="of the others only these providers, in turns with ours, gives ratio_vs; or a git revision, run from a worktree")
     parser.add_argument("--baseline", metavar="PATH", help="compare with the rows of this file")
     parser.add_argument("--threshold", type=float, default=10.0, metavar="PERCENT", help="slower than the baseline by more than this fails (default 10)")
-    parser.add_argument("--json", metavar="PATH", help="write the rows here as one document")
-    parser.add_argument("--jsonl", metavar="PATH", help="append the rows to this file")
+    parser.add_argument("--json", type=out_file, metavar="PATH", help="write the rows here as one document")
+    parser.add_argument("--jsonl", type=out_file, metavar="PATH", help="append the rows to this file")
     parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds a case (default 1)")
     parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="start no case after so many seconds")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from apexk.kernels.aot.compile import disassemble
 from apexk.kernels.aot.sass import Counts, count
 from apexk.kernels.aot.table import counted, table, targets_of
 from apexk.kernels.aot.targets import occupancy
+from apexk.outputs import out_file, write_json
 
 from . import build
 from .slots import THREADS, UNROLL
@@ -45,7 +45,7 @@ def row(made: build.Compiled, counts: Counts) -> tuple:
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(prog="apexk kernels cuda --aot", description=__doc__.split("\n\n")[0])
     parser.add_argument("--targets", default=",".join(map(str, build.TARGETS)), help="compute capabilities, 86 for 8.6 (%(default)s)")
-    parser.add_argument("--json", metavar="PATH", help="write every figure here")
+    parser.add_argument("--json", type=out_file, metavar="PATH", help="write every figure here")
     args = parser.parse_args(argv)
     targets = targets_of(args.targets, parser)
     compiler = build.nvcc()
@@ -68,5 +68,5 @@ def main(argv=None) -> int:
     print(table(COLUMNS, rows))
     print("\n".join(f"FAILED {text}" for text in wrong) + ("\n" if wrong else "") + f"{len(rows)} cubins, {len(wrong)} failures")
     if args.json:
-        Path(args.json).write_text(json.dumps([dict(zip(COLUMNS, r, strict=True)) for r in rows], indent=1))
+        write_json(args.json, [dict(zip(COLUMNS, r, strict=True)) for r in rows])
     return 1 if wrong else 0

@@ -7,7 +7,8 @@ import importlib.util
 import os
 import sys
 import time
-from pathlib import Path
+
+from apexk.outputs import out_file
 
 from .pieces import PARTS, PIECES, Context, run
 
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--virtual", action="store_true", help="without a GPU: Triton's interpreter and a modelled clock")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of modelled times (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results here, and as .md beside it (default on a GPU: profiling/results/DATE-GPU-PART.json)")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="write the results here, and as .md beside it (default on a GPU: profiling/results/DATE-GPU-PART.json)")
     options = parser.parse_args(arguments)
 
     if importlib.util.find_spec("torch") is None:

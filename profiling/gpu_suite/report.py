@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from pathlib import Path
+
+from apexk.outputs import write_json, write_text
 
 from .environment import ROOT
 
@@ -21,8 +22,8 @@ def default_path(gpu: str, part: str, day: datetime.date | None = None) -> Path:
 def write(report: dict, path: Path) -> None:
     """The report at `path`, and as a `.md` file of the same name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+    write_json(path, report)
+    write_text(path.with_suffix(".md"), markdown(report))
 
 
 def markdown(report: dict) -> str:

@@ -1,6 +1,5 @@
 """The command line as a person uses it: what it prints, what it writes, how it ends."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -15,7 +14,10 @@ ROW = {"tpot_ms", "tokens_per_s", "cpu_path_ms", "gpu_path_ms", "exact", "specul
 
 
 def run(*words):
-    return cli.main([str(word) for word in words])
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as ended:  # argparse's, for a bad flag
+        return ended.code
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_report_of_the_demo(demo, capsys, tmp_path):
         (["demo", "--pool", "33"], 2, "0..32"),
         (["demo", "--pool", "-1"], 2, "pool"),
         (["demo", "--policies", "best"], 2, "apex"),
-        (["demo", "--policies", ","], 2, "policy"),
+        (["demo", "--policies", ","], 2, "--policies"),
         (["demo", "--hardware", "h900"], 2, "a6000-paper"),
         (["demo", "--prompts", "0"], 2, "prompts"),
         (["demo", "--prompts", "100000"], 2, "held-out"),
@@ -92,16 +94,13 @@ def test_bad_input_is_named(words, code, said, capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [[], ["dance"], ["demo", "--colour"]])
 def test_misuse(words, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(*words)
-    assert ended.value.code == 2
+    assert run(*words) == 2
+    assert "usage: apexk" in capsys.readouterr().err
 
 
 def test_help_of_every_verb(capsys):
     for verb in cli.VERBS:
-        with pytest.raises(SystemExit) as ended:
-            run(verb, "--help")
-        assert ended.value.code == 0
+        assert run(verb, "--help") == 0
     assert "pool" in capsys.readouterr().out
 
 
@@ -129,19 +128,10 @@ def test_kernel_benchmarks_without_a_gpu(capsys):
         assert "CUDA" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["bench", "evictions", "explain", "fit", "overhead", "paper", "policies", "run", "simulate"])
-def test_an_output_without_a_folder_is_refused_before_anything_runs(verb, monkeypatch, capsys, tmp_path):
-    module = importlib.import_module(f"apexk.cli.{verb}")
-    monkeypatch.setattr(module, "run", lambda args: pytest.fail("it ran"))
-    needed = {"explain": ["--step", "0", "--layer", "0"], "fit": ["x"], "paper": ["table3"], "run": ["x"]}.get(verb, [])
-    assert run(verb, *needed, "--json", tmp_path / "nowhere" / "x.json") == cli.FAILED
-    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["run", "x", "--tokens", "0"], ["run", "x", "--policy", "best"], ["chat", "--device", "tpu"], ["serve", "--port", "0"],
                                    ["bench", "--batch", "0"], ["bench", "--policies", "best"], ["bench", "--pools", "some"], ["bench", "--hardware", "h900"]], ids=" ".join)  # fmt: skip
 def test_bad_words_are_refused_without_torch(words):
-    code = f"import sys\nfrom apexk.cli import main\ncode = main({words!r})\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    code = f"import sys\nfrom apexk.cli import main\ntry: code = main({words!r})\nexcept SystemExit as ended: code = ended.code\nassert 'torch' not in sys.modules\nsys.exit(code)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == cli.MISUSE
 
 

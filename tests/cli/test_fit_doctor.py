@@ -102,7 +102,6 @@ def test_fit_from_a_configuration_without_weights(tmp_path, roomy, monkeypatch, 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["no-such-model"], "no-such-model"),
     (["olmoe-1b-7b-0924", "--gpu-memory", "48"], "48GiB"),
-    (["olmoe-1b-7b-0924", "--context", "0"], "context is 0"),
     (["olmoe-1b-7b-0924", "--hardware", "none"], "no hardware file"),
 ])  # fmt: skip
 def test_fit_of_nonsense(arguments, said, capsys):

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from apexk import cli
 
 
@@ -16,5 +18,7 @@ def test_every_figure(tmp_path, capsys):
 
 
 def test_too_few_repeats(capsys):
-    assert cli.main(["overhead", "--repeats", "1"]) == cli.MISUSE
-    assert "--repeats is 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["overhead", "--repeats", "1"])
+    assert ended.value.code == cli.MISUSE
+    assert "argument --repeats: '1'" in capsys.readouterr().err

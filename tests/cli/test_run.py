@@ -16,7 +16,10 @@ TEXTS = ["In the beginning God created", "And it came to pass", "Then said the k
 
 
 def run(*words):
-    return cli.main([str(word) for word in words])
+    try:
+        return cli.main([str(word) for word in words])
+    except SystemExit as ended:  # argparse's, for a bad flag
+        return ended.code
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,90 @@
+"""Files and folders that a command writes: looked at before its work is done, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def out_file(text: str) -> Path:
+    """The type of a flag that names a file to write; nothing is left there. Raises OSError where it could not be written, before anything has run."""
+    path = _path(text)
+    if path.is_dir() or not path.name:
+        raise IsADirectoryError(f"{path} is a folder; wanted a file to write")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: it is read-only")
+    if not path.exists() and not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+    with writing(path, keep=False):
+        pass
+    return path
+
+
+def out_folder(text: str) -> Path:
+    """The type of a flag that names a folder to write into, which need not be there yet. Raises as `out_file` does; makes nothing."""
+    path = _path(text)
+    there = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    if not there.is_dir():
+        raise NotADirectoryError(f"{path} cannot be made: {there} is no folder")
+    with writing(there / f"{path.name}.x", keep=False):
+        pass
+    return path
+
+
+def _path(text: str) -> Path:
+    try:
+        os.lstat(text or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError as error:  # a NUL
+        raise OSError(f"{text!r} cannot be written: {error}") from error
+    return Path(text)
+
+
+@contextmanager
+def writing(path: Path, *, keep: bool = True) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place when the block has ended well, else is gone: a full disk or a
+    Ctrl-C leaves no half of a file, and an older one as it was. A pipe or a terminal is written to itself. `keep=False` only
+    tries. Raises OSError naming `path`."""
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    final = Path(os.path.realpath(path))  # a link stays one
+    try:
+        # with the last of its name, by which some writers choose a form
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=final.name[-64:], dir=final.parent)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror}") from error
+    os.close(descriptor)
+    part = Path(name)
+    try:
+        yield part
+        if keep:
+            part.chmod(final.stat().st_mode & 0o777 if final.exists() else 0o666 & ~_umask())
+            os.replace(part, final)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`text` as UTF-8, whole or not at all."""
+    with writing(path) as part:
+        try:
+            part.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise type(error)(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as JSON; what has no form there as its words."""
+    write_text(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

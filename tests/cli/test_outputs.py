@@ -1,0 +1,161 @@
+"""What a verb writes: a path that cannot be written is refused before its work, and a file is there whole or not at all."""
+
+import argparse
+import importlib
+import json
+import os
+import stat
+import sys
+
+import pytest
+
+from apexk import cli
+from apexk.outputs import out_file, out_folder, write_json, writing
+from apexk.profiling.gpu_suite import __main__ as gpu_suite
+
+#: every flag that names a file or folder to write: the words that the verb needs besides, the flag (or None: the place comes last), what it wants
+WRITTEN = [
+    (["demo"], "--out", "folder"), (["demo"], "--json", "file"), (["run", "x"], "--json", "file"), (["run", "x"], "--trace", "file"),
+    (["run", "x"], "--timeline", "file"), (["chat"], "--timeline", "file"), (["serve"], "--timeline", "file"), (["bench"], "--json", "file"),
+    (["bench"], "--csv", "file"), (["policies"], "--json", "file"), (["simulate"], "--json", "file"), (["evictions"], "--json", "file"),
+    (["paper", "table3"], "--json", "file"), (["paper", "table3"], "--draw", "folder"), (["explain", "--step", "0", "--layer", "0"], "--json", "file"),
+    (["trace", "generate"], None, "file"), (["trace", "stats", "sample:demo"], "--json", "file"), (["trace", "stats", "sample:demo"], "--plot", "file"),
+    (["trace", "popularity", "x", "--split", "a"], None, "file"), (["trace", "import", "x.npz", "--model", "a", "--experts", "8"], "--out", "file"),
+    (["trace", "record"], None, "file"), (["trace", "export", "x"], None, "file"),
+    (["kernels", "bench"], "--json", "file"), (["kernels", "bench"], "--jsonl", "file"), (["kernels", "cpu", "--busy"], "--json", "file"),
+    (["kernels", "aot"], "--json", "file"), (["kernels", "cuda", "--aot"], "--json", "file"),
+    (["report", "x"], "--csv", "file"), (["report", "x"], "--json", "file"), (["report", "x"], "--plot", "file"), (["report", "x"], "--plots", "folder"),
+    (["report", "x"], "--html", "file"), (["report", "x"], "--trace", "file"), (["overhead"], "--json", "file"), (["fit", "x"], "--json", "file"),
+    (["doctor"], "--json", "file"), (["profile"], "--out", "folder"),
+]  # fmt: skip
+
+
+def words_of(row) -> str:
+    return " ".join([*row[0][:2], row[1] or ""]).strip()
+
+
+def test_the_table_names_every_verb():
+    assert {words[0] for words, _, _ in WRITTEN} == set(cli.VERBS)
+
+
+def test_the_table_names_every_flag():
+    """From the parsers: a flag whose place-holder says that it is written has a type that looks at the place."""
+    there = {(words[0], flag) for words, flag, _ in WRITTEN}
+    for verb in cli.VERBS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"apexk.cli.{verb}").add_arguments(parser)
+        for action in parser._actions:
+            if action.metavar in ("OUT", "DIR", "PNG") or action.option_strings == ["--out"]:
+                assert any((verb, flag) in there for flag in action.option_strings), f"apexk {verb} {action.option_strings} is missing above"
+
+
+#: a folder that is not there yet is made, and one that is there is written into
+PLACES = {"file": ["nowhere/x", "a_file/x", "a_folder", "locked/x"], "folder": ["a_file/x", "locked/x"]}
+
+
+@pytest.mark.parametrize(("row", "where"), [(row, where) for row in WRITTEN for where in PLACES[row[2]]], ids=lambda v: v if isinstance(v, str) else words_of(v))
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(row, where, monkeypatch, capsys, tmp_path):
+    words, flag, _ = row
+    (tmp_path / "a_file").write_text("as it was")
+    (tmp_path / "a_folder").mkdir()
+    if where == "locked/x":
+        monkeypatch.setattr("tempfile.mkstemp", denied)  # root may write anywhere: the system's answer is played
+        (tmp_path / "locked").mkdir()
+    if words[0] != "kernels":
+        module = importlib.import_module(f"apexk.cli.{words[0]}")
+        monkeypatch.setattr(module, "run", lambda args: pytest.fail("it ran"))
+    place = tmp_path / where
+    assert cli.main([*words, *([flag] if flag else []), str(place)]) == cli.FAILED
+    error = capsys.readouterr().err
+    assert str(place) in error and "Traceback" not in error
+    assert (tmp_path / "a_file").read_text() == "as it was" and not (tmp_path / "nowhere").exists() and not list((tmp_path / "a_folder").iterdir())
+
+
+def denied(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_the_gpu_suite_looks_too(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        gpu_suite.main(["--virtual", "--json", str(tmp_path / "nowhere" / "x.json")])
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 300, ""])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(OSError):
+        out_file(name)
+    if name:
+        with pytest.raises(OSError):
+            out_folder(name)
+
+
+def test_looking_leaves_nothing_and_touches_nothing(tmp_path):
+    (tmp_path / "old.json").write_text("old")
+    assert out_file(str(tmp_path / "old.json")).read_text() == "old"
+    assert out_file(str(tmp_path / "new.json")) == tmp_path / "new.json"
+    assert out_folder(str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, OSError(28, "No space left on device")], ids=["Ctrl-C", "full disk"])
+def test_a_write_that_ends_early_leaves_the_older_file(tmp_path, ends):
+    path = tmp_path / "x.json"
+    write_json(path, {"n": 1})
+    with pytest.raises((KeyboardInterrupt, OSError)), writing(path) as part:
+        part.write_text('{"n": ')
+        raise ends
+    assert json.loads(path.read_text()) == {"n": 1} and [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_links_modes_and_pipes_stay_what_they_are(tmp_path):
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_json(link, 3)
+    assert link.is_symlink() and json.loads(real.read_text()) == 3 and stat.S_IMODE(real.stat().st_mode) == 0o640
+    fresh = tmp_path / "fresh.json"
+    write_json(fresh, 1)
+    (tmp_path / "usual").write_text("")
+    assert fresh.stat().st_mode == (tmp_path / "usual").stat().st_mode
+    os.mkfifo(pipe)
+    assert out_file(str(pipe)) == pipe
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json(pipe, [1])
+    assert json.loads(os.read(reader, 100)) == [1] and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+
+
+def test_interrupts_and_closed_pipes_are_no_tracebacks(monkeypatch, capsys):
+    from apexk.cli import policies
+
+    def pressed(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(policies, "run", pressed)
+    assert cli.main(["policies"]) == cli.INTERRUPTED == 130
+    assert capsys.readouterr().err == "apexk policies: interrupted\n"
+    monkeypatch.setattr(policies, "add_arguments", lambda parser: pressed(parser))  # while a verb is imported
+    assert cli.main(["policies"]) == 130
+
+
+@pytest.mark.parametrize(("gone", "code", "said"), [("/dev/full", 1, b"No space left"), (None, 1, b"")], ids=["full", "closed pipe"])
+def test_an_output_that_fails_under_a_verb(gone, code, said):
+    import subprocess
+
+    words = [sys.executable, "-m", "apexk.cli", "policies"]
+    if gone:
+        with open(gone, "wb") as out:
+            done = subprocess.run(words, stdout=out, stderr=subprocess.PIPE)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE)
+        os.close(writer)
+    assert done.returncode == code and said in done.stderr and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert cli.main(["trace", "export", "sample:demo", str(tmp_path / "x.parquet")]) == cli.LACKING
+    assert "pip install pyarrow" in capsys.readouterr().err
