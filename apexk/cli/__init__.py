@@ -23,6 +23,7 @@ VERBS = {
     "bench": "time to first token, prefill and decode speed, apexk beside the plain library",
     "policies": "list the policies: source, lossless or not, what each may do",
     "simulate": "run policies over routing traces on modelled hardware, without a model",
+    "compare": "the systems of the field on one engine: decode, prefill, what the GPU waits for",
     "evictions": "what better eviction is worth on generated traces, and how much of it each rule gets",
     "paper": "the Apex paper's figures and tables, ours beside the paper's",
     "explain": "why a layer was decided as it was: misses, estimates for each count, the choice, what was best",

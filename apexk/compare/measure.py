@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +15,7 @@ from apexk.hardware import Hardware
 from apexk.sim import references
 from apexk.sim.cells import EXPERT_BYTES, interval, scaled
 from apexk.sim.run import simulate
+from apexk.workers import spread
 
 #: shown beside the systems: what knowing the future is worth, and a GPU that holds everything
 BESIDE = (System("clairvoyant", "clairvoyant", "true costs, Belady's rule, the next layer's true demand"), System("all_resident", "all_resident", "every expert has a slot"))
@@ -113,7 +112,7 @@ def compare(systems: Sequence[System], places: Sequence[Place], seeds: Sequence[
     work = [(system, replace(place, work=replace(place.work, seed=seed)))
             for place in places for seed in (seeds if place.work.path is None else seeds[:1]) for system in (*systems, *BESIDE)]
     found: dict[tuple[System, Place], list[dict]] = {}
-    for done, ((system, place), values) in enumerate(zip(work, _spread(work, jobs), strict=True), 1):
+    for done, ((system, place), values) in enumerate(zip(work, _results(work, jobs), strict=True), 1):
         found.setdefault((system, replace(place, work=replace(place.work, seed=0))), []).append(values)
         if said:
             said(done, len(work))
@@ -133,10 +132,11 @@ def _row(system: System, place: Place, results: list[dict]) -> Row:
     return row
 
 
-def _spread(work: Sequence[tuple[System, Place]], jobs: int):
+def _results(work: Sequence[tuple[System, Place]], jobs: int) -> Iterator[dict]:
     if jobs <= 1 or len(work) < 2:
-        yield from (run_once(*item) for item in work)
-        return
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context(method)) as pool:
-        yield from pool.map(run_once, *zip(*work, strict=True), chunksize=max(1, min(8, len(work) // (4 * jobs))))
+        return map(_one, work)
+    return spread(_one, work, jobs, chunk=max(1, min(8, len(work) // (4 * jobs))))
+
+
+def _one(item: tuple[System, Place]) -> dict[str, float | None]:
+    return run_once(*item)
