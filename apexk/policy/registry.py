@@ -85,6 +85,8 @@ def _class(name: str) -> type[Policy]:
     lacking = [key for key in ("name", "source", "speculates", "fetches", "waits_in_flight") if not hasattr(found, key)]
     if lacking:
         raise ValueError(f"policy {name!r} does not say {', '.join(lacking)}")
+    if type(found.look_ahead) is not int or found.look_ahead < 1:
+        raise ValueError(f"policy {name!r}: look_ahead is {found.look_ahead!r}; wanted a number of layers, at least 1")
     if found.fetches and found.speculates and not found.waits_in_flight:
         raise ValueError(f"policy {name!r} fetches and prefetches, so it must set waits_in_flight: else it could copy an expert that is on its way")
     return found

@@ -73,15 +73,24 @@ def demand_of(trace: Trace) -> Demand:
         loads = [_sparse(row) for row in counts(trace.routed_experts[rows], trace.experts)]
         predicted: list[Predicted | None] = [None] * trace.layers
         if trace.predicted_experts is not None:
-            guess = trace.predicted_experts[rows]
-            weights = trace.predicted_weights[rows] if trace.predicted_weights is not None else None
-            guessed = counts(guess, trace.experts)
-            scores = counts(guess, trace.experts, weights) if weights is not None else guessed.astype(float)
-            predicted = [None, *((_sparse(n), _sparse(q, n)) for n, q in zip(guessed[1:], scores[1:], strict=True))]
+            predicted = _predicted(trace.predicted_experts[rows], _part(trace.predicted_weights, rows), trace.experts, 1)
+        far = 0 if trace.ahead_experts is None else trace.ahead_experts.shape[1]
+        farther = [_predicted(trace.ahead_experts[rows, d], _part(trace.ahead_weights, (rows, d)), trace.experts, d + 2) for d in range(far)]
         phase = "prefill" if (trace.phase[rows] == PREFILL).any() else "decode"
-        steps.append(Step(rows.stop - rows.start, phase, loads, predicted))
+        steps.append(Step(rows.stop - rows.start, phase, loads, predicted, tuple(farther)))
     popularity = None if trace.profile_counts is None else trace.profile_counts.tolist()
     return Demand(trace.layers, trace.experts, trace.topk, steps, popularity, trace.meta.get("model"), trace.source)
+
+
+def _predicted(ids: np.ndarray, weights: np.ndarray | None, experts: int, first: int) -> list[Predicted | None]:
+    """`ids [T, L, K]` that were predicted for the layers from `first` on -> (loads, score sums) by layer; tokens where no weights are."""
+    loads = counts(ids, experts)
+    scores = counts(ids, experts, weights) if weights is not None else loads.astype(float)
+    return [*[None] * min(first, len(loads)), *((_sparse(n), _sparse(q, n)) for n, q in zip(loads[first:], scores[first:], strict=True))]
+
+
+def _part(array: np.ndarray | None, where) -> np.ndarray | None:
+    return None if array is None else array[where]
 
 
 def _sparse(row: np.ndarray, where: np.ndarray | None = None) -> dict:

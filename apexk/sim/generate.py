@@ -6,7 +6,8 @@ Score of expert e for token r in layer l at step s, all terms unit normal:
 
 `shared` (the batch's topic) and `req` are first-order autoregressive over steps; a token takes its top-k scores. Layers
 differ: the logit of fs/(fr+ft) is shifted by layer_sd*N(0,1). The next-layer prediction sees the score plus an error
-common to the batch (pred_s) and one per token (pred_tok). Presets are fitted to the set sizes, load shares and skew
+common to the batch (pred_s) and one per token (pred_tok); a prediction over d layers sees d such errors, each drawn anew (an
+assumption: nothing published tells how recall falls with distance for these models). Presets are fitted to the set sizes, load shares and skew
 that the Apex paper's text gives; see `apexk paper fig3a` for what they give back.
 """
 
@@ -68,9 +69,10 @@ MODELS = {
 
 
 def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen3_5"], batch: int = 16, steps: int = 60, seed: int = 0,
-             phase: str = "decode", watch: Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None = None) -> Trace:
+             phase: str = "decode", look_ahead: int = 1, watch: Callable[[np.ndarray, np.ndarray, np.ndarray], None] | None = None) -> Trace:
     """`batch` tokens a step for `steps` steps. With phase "prefill" a step is one pass over `batch` new tokens.
 
+    Each layer is predicted from the `look_ahead` layers before it; what is drawn does not depend on how many.
     `watch(popular [L, E], shared [L, E], requests [L, B, E])` is called in each step with the score's lasting parts as they
     are then, scaled as they enter the score: what nobody who only sees routing can know.
     The popularity term, the layers' differences and the calibration counts depend on `seed` alone, not on the batch.
@@ -81,7 +83,7 @@ def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen
         name, r = preset, PRESETS[preset]
     else:
         name, r = "custom", preset
-    for what, value in (("batch", batch), ("steps", steps)):
+    for what, value in (("batch", batch), ("steps", steps), ("look_ahead", look_ahead)):
         if value < 1:
             raise ValueError(f"{what} is {value}; wanted at least 1")
     if phase not in ("prefill", "decode"):
@@ -101,6 +103,9 @@ def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen
     routed = np.empty((steps, batch, layers, topk), np.int16)
     predicted = np.full((steps, batch, layers, topk), -1, np.int16)
     weights, guessed = np.empty(routed.shape, np.float16), np.zeros(routed.shape, np.float16)
+    far = np.random.default_rng([seed, 2, batch, PREFILL if phase == "prefill" else DECODE])
+    ahead = np.full((steps, batch, look_ahead - 1, layers, topk), -1, np.int16)
+    ahead_weights = np.zeros(ahead.shape, np.float16)
     for s in range(steps):
         if s:
             shared = r.rho_s * shared + np.float32(np.sqrt(1 - r.rho_s**2)) * _normal(draw, layers, experts)
@@ -114,6 +119,9 @@ def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen
         routed[s], weights[s] = _top(score, topk)
         if layers > 1:
             predicted[s, :, 1:], guessed[s, :, 1:] = _top(guess, topk)
+        for first in range(2, min(look_ahead, layers - 1) + 1):
+            guess = guess[1:] + r.pred_s * _normal(far, layers - first, 1, experts) + r.pred_tok * _normal(far, layers - first, batch, experts)
+            ahead[s, :, first - 2, first:], ahead_weights[s, :, first - 2, first:] = _top(guess, topk)
 
     tokens = steps * batch
     flat = (tokens, layers, topk)
@@ -121,6 +129,8 @@ def generate(preset: str | Routing = "mmlu-like", *, shape: Shape = MODELS["qwen
     return Trace(
         routed_experts=routed.reshape(flat), routed_weights=weights.reshape(flat),
         predicted_experts=predicted.reshape(flat), predicted_weights=guessed.reshape(flat),
+        ahead_experts=ahead.reshape(tokens, *ahead.shape[2:]) if look_ahead > 1 else None,
+        ahead_weights=ahead_weights.reshape(tokens, *ahead.shape[2:]) if look_ahead > 1 else None,
         step=np.repeat(np.arange(steps, dtype=np.int32), batch),
         request=np.zeros(tokens, np.int32) if prefill else np.tile(np.arange(batch, dtype=np.int32), steps),
         position=np.arange(tokens, dtype=np.int32) if prefill else np.repeat(np.arange(steps, dtype=np.int32), batch),

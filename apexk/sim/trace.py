@@ -9,6 +9,8 @@ A `NAME.trace.npz` holds, for T tokens in order of (step, request, position), L 
     routed_weights     float16 [T, L, K]  optional, normalised within the top-k
     predicted_experts  int16   [T, L, K]  optional; for layer l, predicted at l-1; -1 for layer 0
     predicted_weights  float16 [T, L, K]  optional
+    ahead_experts   int16   [T, D, L, K]  optional: for layer l, predicted at l-2 (first of D), l-3, ...; -1 where no layer is
+    ahead_weights   float16 [T, D, L, K]  optional
     profile_counts     int64   [L, E]     optional: activations on a disjoint calibration split
     meta               JSON               schema, model, experts, top_k, layer_ids, dataset, seed, generator, licence
 """
@@ -37,6 +39,8 @@ ARRAYS = {
     "routed_weights": (np.float16, "TLK"),
     "predicted_experts": (np.int16, "TLK"),
     "predicted_weights": (np.float16, "TLK"),
+    "ahead_experts": (np.int16, "TDLK"),
+    "ahead_weights": (np.float16, "TDLK"),
     "profile_counts": (np.int64, "LE"),
 }
 REQUIRED = tuple(ARRAYS)[:5]
@@ -59,6 +63,8 @@ class Trace:
     routed_weights: np.ndarray | None = None
     predicted_experts: np.ndarray | None = None
     predicted_weights: np.ndarray | None = None
+    ahead_experts: np.ndarray | None = None
+    ahead_weights: np.ndarray | None = None
     profile_counts: np.ndarray | None = None
     source: str = "memory"
 
@@ -158,7 +164,8 @@ def _validate(trace: Trace) -> None:
     if trace.routed_experts.ndim != 3:
         fail(f"routed_experts has shape {list(trace.routed_experts.shape)}, wanted [T, L, K]")
     tokens, layers, topk = trace.routed_experts.shape
-    sizes = {"T": tokens, "L": layers, "K": topk, "E": meta["experts"]}
+    ahead = trace.ahead_experts
+    sizes = {"T": tokens, "L": layers, "K": topk, "E": meta["experts"], "D": ahead.shape[1] if ahead is not None and ahead.ndim == 4 else 1}
     if topk != meta["top_k"]:
         fail(f"routed_experts holds {topk} experts a token, meta.top_k says {meta['top_k']}")
     for name, array in trace.arrays().items():
@@ -175,8 +182,14 @@ def _validate(trace: Trace) -> None:
         _check_ids(trace.predicted_experts[:, 1:], meta["experts"], 0, "predicted_experts after layer 0", fail)
         if layers and (trace.predicted_experts[:, 0] != -1).any():
             fail("predicted_experts of layer 0 must be -1: no layer comes before it")
-    if trace.predicted_weights is not None and trace.predicted_experts is None:
-        fail("predicted_weights without predicted_experts")
+    for number in range(sizes["D"] if ahead is not None else 0):
+        first = number + 2  # the first layer that is predicted from so far
+        _check_ids(ahead[:, number, first:], meta["experts"], 0, f"ahead_experts from {first} layers before", fail)
+        if (ahead[:, number, :first] != -1).any():
+            fail(f"ahead_experts from {first} layers before must be -1 below layer {first}: no layer comes so far before it")
+    for weights, ids in (("predicted_weights", "predicted_experts"), ("ahead_weights", "ahead_experts"), ("ahead_experts", "predicted_experts")):
+        if getattr(trace, weights) is not None and getattr(trace, ids) is None:
+            fail(f"{weights} without {ids}")
     if trace.phase.max() > DECODE:
         fail(f"phase holds {int(trace.phase.max())}, wanted 0 (prefill) or 1 (decode)")
     if (np.diff(trace.step) < 0).any():

@@ -14,7 +14,7 @@ from apexk.sim.demand import demand_of
 from apexk.sim.record import Recorder
 from apexk.sim.run import simulate
 
-QUICK = ("apex", "post_fetch", "mixtral_offloading", "fiddler_original(threshold=1)")
+QUICK = ("apex", "hybrimoe", "post_fetch", "mixtral_offloading", "fiddler_original(threshold=1)")
 REST = [*(n for n in names() if n not in QUICK), "apex(cost=rates)", "fixed_p(p=3, keep=false)"]
 
 

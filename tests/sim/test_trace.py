@@ -36,6 +36,26 @@ def test_a_trace_depends_on_its_seed_alone(small):
     assert (generate(shape=SMALL, batch=4, steps=6, seed=4).routed_experts != small.routed_experts).any()
 
 
+def test_predictions_from_farther_away():
+    """They change nothing else, name every layer that has one so far before it, and know less the farther away they are made."""
+    shape = Shape("small", layers=6, experts=64, topk=4)
+    near, far = (generate(shape=shape, batch=8, steps=20, seed=3, look_ahead=n) for n in (1, 3))
+    assert all((array == far.arrays()[name]).all() for name, array in near.arrays().items())
+    assert near.ahead_experts is None and far.ahead_experts.shape == (160, 2, 6, 4)
+    recall = [(far.routed_experts[:, 3:, :, None] == ids[:, 3:, None, :]).any(-1).mean()
+              for ids in (far.predicted_experts, far.ahead_experts[:, 0], far.ahead_experts[:, 1])]
+    assert 0.95 > recall[0] > recall[1] + 0.02 > recall[2] + 0.04
+    step, rows = demand_of(far).steps[2], slice(16, 24)
+    for layer in range(6):
+        seen = step.seen_from(layer, 3)
+        assert len(seen) == min(3, 5 - layer) and len(step.seen_from(layer)) == min(1, 5 - layer)
+        for later, (loads, scores) in enumerate(seen, layer + 1):
+            ids = far.predicted_experts[rows, later] if later == layer + 1 else far.ahead_experts[rows, later - layer - 2, later]
+            weights = far.predicted_weights[rows, later] if later == layer + 1 else far.ahead_weights[rows, later - layer - 2, later]
+            assert loads == {int(e): int((ids == e).sum()) for e in np.unique(ids)}
+            assert scores == pytest.approx({int(e): float(weights[ids == e].astype(float).sum()) for e in np.unique(ids)})
+
+
 def swapped_rows(t):
     return {"step": t.step[::-1].copy()}
 
@@ -68,6 +88,10 @@ def beyond(t):
         (lambda t: {"profile_counts": t.profile_counts.T}, "profile_counts has shape"),
         (lambda t: {"predicted_experts": np.zeros_like(t.predicted_experts)}, "twice"),
         (lambda t: {"predicted_experts": np.roll(t.predicted_experts, 1, 1)}, "predicted_experts"),
+        (lambda t: {"ahead_experts": t.predicted_experts[:, None]}, "ahead_experts from 2 layers before must be -1 below layer 2"),
+        (lambda t: {"ahead_experts": t.predicted_experts}, "ahead_experts has shape [24, 3, 2]"),
+        (lambda t: {"ahead_experts": np.full((24, 1, 3, 2), -1, np.int16)}, "ahead_experts from 2 layers before holds ids -1..-1"),
+        (lambda t: {"ahead_weights": np.zeros((24, 1, 3, 2), np.float16)}, "ahead_weights without ahead_experts"),
     ],
 )
 def test_a_broken_trace_is_named_with_its_fault(small, fault, said):
