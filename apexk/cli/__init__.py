@@ -31,6 +31,7 @@ VERBS = {
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
     "overhead": "what apexk itself costs on this host: deciding, launching, hand-over, transfer set-up",
+    "plan": "how FlexGen, MoE-Lightning and CoX-MoE would run a model: batches, and what lies where",
     "fit": "whether and how a model fits this machine: memory, pool sizes, modelled speed; before a weight is read",
     "doctor": "what this machine and installation have: versions, kernels, memory, limits, GPU, settings with their sources",
     "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",
@@ -75,6 +76,8 @@ def _run(argv: list[str], asked: str | None) -> int:
         sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
         if verb == asked:  # only the verb that is asked for is imported
             importlib.import_module(f"apexk.cli.{verb}").add_arguments(sub)
+    if not {"", os.getcwd()} & set(sys.path):  # a policy `module:Class` may lie in the folder at hand; last, so that it hides nothing
+        sys.path.append("")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("apexk").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)

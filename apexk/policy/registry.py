@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from .apex import Apex, ApexPaper
 from .apex_stream import ApexStream
 from .base import DEFAULTS, Policy
+from .cox_moe import CoXMoE
 from .dali import Dali
 from .ea_only import ExactOnly
 from .fiddler import FiddlerOriginal, FiddlerStatic
@@ -31,7 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, FlexGen,
+        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, FlexGen, CoXMoE,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"
