@@ -35,7 +35,7 @@ def matrix_row(policy) -> dict[str, str]:
         "policy": policy.name,
         "CPU": _yes(policy.uses_cpu),
         "exact fetch": "no" if not policy.fetches else "yes" if policy.keeps_fetched else "not kept",
-        "speculative": _yes(policy.speculates),
+        "speculative": "no" if not policy.speculates else "next layer" if policy.look_ahead == 1 else f"next {policy.look_ahead} layers",
         "after step": _yes(policy.posts),
         "victim": policy.evicts if moves else "none",
         "lossless": _yes(policy.lossless),

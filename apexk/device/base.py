@@ -179,7 +179,7 @@ class Device(Protocol):
         """Fills a slot before the first step; not part of any timeline."""
 
     def synchronize(self) -> None:
-        """Blocks until everything asked for is done; only at a restart, never in a layer."""
+        """Blocks until everything asked for is done, the speculative queue excepted; at a restart or between steps, never in a layer."""
 
     def channel_wait_ms(self) -> float:
         """How long the channel stays busy before an exact copy asked for now could start."""

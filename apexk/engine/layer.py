@@ -117,8 +117,10 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     in_flight = engine.settle_speculation(at, loads)
     slots = engine.slots[at.layer]
     landed = slots.resident()
-    # copies asked for earlier that have not been seen to land: their readers wait for them, so they count as resident
-    coming = slots.loading().difference([in_flight.expert] if in_flight else ())
+    # copies asked for earlier that have not been seen to land: their readers wait for them, so they count as resident.
+    # A policy that never waits for a copy has them missed instead
+    waits = engine.policy.fetches or engine.policy.waits_in_flight
+    coming = slots.loading().difference([in_flight.expert] if in_flight else ()) if waits else frozenset()
     memory = engine.policy.recall(at.layer, at.phase, loads)
     return RouteView(
         step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=landed | coming if coming else landed,

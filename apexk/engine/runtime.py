@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from apexk.device.base import At, Device, Event, Running, SpeculativeCopy
+from apexk.device.base import At, CopyFailed, Device, Event, Running, SpeculativeCopy
 from apexk.engine.observe import Observer
 from apexk.engine.totals import Totals
 from apexk.policy.base import Policy
@@ -14,6 +15,8 @@ from apexk.policy.evict import exact_candidates, prefetch_candidates
 from apexk.policy.types import InFlight, ModelShape, Prediction
 from apexk.store.slots import Slots
 from apexk.timeline.writer import Timeline
+
+log = logging.getLogger("apexk")
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,28 @@ class Engine:
             victims = self._victims_for(layer, queue[len(free) :], set(resident), at.step + 1)
             places = free + [slots.slot_of(e) for e in victims]
             copies += [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
-        if copies:
+        if copies and self.policy.waits_for_posts:
+            self._copy_and_wait(at, copies, after)
+        elif copies:
             self.device.speculate(at, copies, after)
+
+    def _copy_and_wait(self, at: At, copies: list[SpeculativeCopy], after: tuple[Event, ...]) -> None:
+        totals = self.totals[at.phase]
+        for copy in copies:
+            try:
+                event = self.device.copy_expert(At(at.step, copy.layer, at.phase), copy.expert, copy.slot, after)
+            except CopyFailed as error:
+                log.warning("layer %d, after step %d: expert %d was not copied: %s", copy.layer, at.step, copy.expert, error)
+                self._book(copy, None)
+                self.slots[copy.layer].abandon(copy.expert)
+                continue
+            self._book(copy, event)
+            totals.exact += 1
+            totals.bytes += self.bytes_per_expert
+        self.device.synchronize()
+        for copy in copies:
+            if copy.expert in self.slots[copy.layer].loading():
+                self.slots[copy.layer].land(copy.expert)
 
     def _victims_for(self, layer: int, incoming: Sequence[int], candidates: set[int], step: int) -> tuple[int, ...]:
         incoming = incoming[: len(candidates)]

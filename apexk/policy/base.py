@@ -35,6 +35,7 @@ class Policy:
     waves = False  # may plan more copies than there are slots: they are copied and run in waves
     keeps_fetched = True  # False: exact copies go to the extra slots and are given up after the layer
     posts = False  # copies after the step
+    waits_for_posts = False  # the next step starts once they have landed
     evicts = "utility"  # eviction rule, unless the options name one
     uses: Sequence[Sequence[Sequence[int]]] | None = None  # `[layer][expert]` steps of use, known in a replay only
 

@@ -25,6 +25,7 @@ class HybriMoE(Policy):
     speculates = True
     fetches = True
     waits_in_flight = True
+    look_ahead = 3
     evicts = "score"
 
     def __init__(self, options: PolicyOptions = DEFAULTS, prefetch: str | int = "impact", look_ahead: int | None = None):

@@ -68,8 +68,8 @@ def _trace(make: Callable[[], Policy], draw: random.Random, seen: Seen, shape: M
         tokens = draw.choice((1, 2, 8, 40))
         for layer, pool in enumerate(pools):
             _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, make())
-            if layer + 1 < shape.layers:
-                _prefetch(policy, draw, shape, step, layer + 1, pools[layer + 1], slots)
+            for later in range(layer + 1, min(layer + 1 + policy.look_ahead, shape.layers)):
+                _prefetch(policy, draw, shape, step, later, pools[later], slots)
         _after_step(policy, step, pools, slots)
 
 

@@ -13,7 +13,8 @@ class PostFetch(Policy):
     """Each layer's misses of a decode step, heaviest first and at most as many as there are slots, are copied after it.
 
     A layer that is reached before its copy has landed treats the expert as missed. With `sets` > 0 the pool is
-    set-associative: expert e belongs to set e mod sets, of capacity/sets slots, and replaces within its set only.
+    set-associative: expert e belongs to set e mod sets, of capacity/sets slots, and replaces within its set only. With
+    `sync` the next step waits until all copies have landed; they count as exact ones.
     """
 
     name = "post_fetch"
@@ -24,11 +25,13 @@ class PostFetch(Policy):
     posts = True
     evicts = "lru"
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, sets: int = 0):
+    def __init__(self, options: PolicyOptions = DEFAULTS, sets: int = 0, sync: bool = False):
         if type(sets) is not int or sets < 0:
             raise ValueError(f"post_fetch: sets is {sets!r}; wanted a whole number >= 0")
+        if type(sync) is not bool:
+            raise ValueError(f"post_fetch: sync is {sync!r}; wanted true or false")
         super().__init__(options)
-        self.sets = sets
+        self.sets, self.waits_for_posts = sets, sync
         self.missed: dict[int, list[int]] = {}
         self.used: dict[int, frozenset[int]] = {}
 

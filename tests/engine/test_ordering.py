@@ -152,7 +152,8 @@ def test_each_order_is_needed(path, number, monkeypatch):
     reload_without(monkeypatch, "apexk.engine", modules, path, OrderRemoval(number))
     with pytest.raises(OrderError):
         for rules in RULES:
-            for policy, capacity in (("apex", 6), ("sa_only", 6), ("mixtral_offloading", 5), ("llamacpp_static32", 5), ("post_fetch", 5)):
+            for policy, capacity in (("apex", 6), ("sa_only", 6), ("mixtral_offloading", 5), ("llamacpp_static32", 5), ("post_fetch", 5),
+                                     ("post_fetch(sync=true)", 5)):
                 run_checked(policy, capacity, 4, 33 if policy.startswith("llama") else 8, rules)
             interrupted(rules)
             in_parts("apex", rules)

@@ -12,7 +12,7 @@ from apexk.policy.scan import by_load
 from apexk.policy.types import CostPrior, ModelShape, Prediction, RouteView
 
 SPECS = (*room.names(), "apex(cost=rates)", "apex(evict=lru)", "apex(evict=lfu)", "apex(evict=least_stale)", "ea_only(cost=rates)",
-         "hybrimoe(prefetch=2)", "fiddler_original(threshold=10)", "mixtral_offloading(k=2)")  # fmt: skip
+         "hybrimoe(prefetch=2)", "post_fetch(sync=true)", "fiddler_original(threshold=10)", "mixtral_offloading(k=2)")  # fmt: skip
 PRIOR = CostPrior(c0=2.0, a=0.0, b=0.02, s0=0.66, t1=0.365, g0=0.4, g1=0.004, g2=0.001)
 
 
@@ -103,7 +103,7 @@ def test_specs_and_plug_ins(tmp_path, monkeypatch):
     assert room.get("apex(cost=rates, utility_decay=0.5)").options.utility_decay == 0.5
     for spec, said in (("apex(p=1)", "takes no p; it takes .*cost"), ("fixed_p(p=-1)", "p is -1"), ("apex(cost", "closing"), ("apex(x)", "key=value"),
                        ("nowhere:X", "No module named 'nowhere'"), ("apexk.policy:Nothing", "Nothing"), ("apexk.policy:Plan", "no subclass"),
-                       ("post_fetch(sets=x)", "sets is 'x'")):  # fmt: skip
+                       ("post_fetch(sets=x)", "sets is 'x'"), ("post_fetch(sync=1)", "sync is 1"), ("hybrimoe(look_ahead=4)", "look_ahead is 4")):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             room.get(spec)
     source = """

@@ -43,7 +43,7 @@ def test_apex_beats_the_published_methods_on_the_papers_hardware(preset, batch):
     """One cell is an exception: with 96 sticky residents at batch 8 nearly all is resident, and the paper's machine charges the
     CPU's 2.02 ms even for nothing, which a method without a CPU path does not pay. Without that charge Apex is ahead there too.
     """
-    demand = demand_of(generate(preset, shape=SHAPE, batch=batch, steps=18, seed=5))
+    demand = demand_of(generate(preset, shape=SHAPE, batch=batch, steps=18, seed=5, look_ahead=3))
     machine = hardware.load("a6000-paper")
     for pool in (32, 64, 96):
         here = replace(machine, cpu=replace(machine.cpu, fixed_when_empty=False)) if (preset, batch, pool) == ("sticky", 8, 96) else machine
