@@ -12,6 +12,7 @@ from apexk.compare.meter import Meter
 from apexk.compare.systems import System
 from apexk.compare.workload import Workload, demand
 from apexk.hardware import Hardware
+from apexk.policy import registry
 from apexk.sim import references
 from apexk.sim.cells import EXPERT_BYTES, interval, scaled
 from apexk.sim.run import simulate
@@ -83,7 +84,9 @@ def machine_of(name: str, model: str | None) -> Hardware:
 
 def run_once(system: System, place: Place) -> dict[str, float | None]:
     """`FIGURES` of one run, modelled. A figure of a phase that the workload lacks is None."""
-    wanted, pool, policy = demand(place.work), place.pool, system.spec
+    pool, policy = place.pool, system.spec
+    ahead = 1 if policy in references.NAMES else registry.get(policy).look_ahead
+    wanted = demand(replace(place.work, look_ahead=ahead))
     machine = machine_of(place.machine, place.work.model if place.scale and not place.work.path else None)
     if policy in references.NAMES:
         found = references.resolve(policy, wanted, machine, pool)
@@ -92,9 +95,10 @@ def run_once(system: System, place: Place) -> dict[str, float | None]:
     run = simulate(wanted, machine, policy, pool, warmup=0, timeline=meter)
     meter.close_layer()
     values: dict[str, float | None] = dict.fromkeys(FIGURES)
-    ahead, decode = run.totals["prefill"], run.totals["decode"]
-    if ahead.steps:
-        values |= {"prefill_tokens_per_s": 1e3 * ahead.tokens / ahead.step_ms, "ttft_ms": ahead.step_ms / ahead.steps, "prefill_gb": ahead.bytes / ahead.steps / GB}
+    prefill, decode = run.totals["prefill"], run.totals["decode"]
+    if prefill.steps:
+        values |= {"prefill_tokens_per_s": 1e3 * prefill.tokens / prefill.step_ms, "ttft_ms": prefill.step_ms / prefill.steps,
+                   "prefill_gb": prefill.bytes / prefill.steps / GB}  # fmt: skip
     if decode.steps:
         lanes, ns, steps = meter.phases["decode"], decode.step_ms * NS, decode.steps
         values |= {

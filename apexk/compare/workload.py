@@ -16,7 +16,8 @@ from apexk.sim.trace import PREFILL, Trace
 
 @dataclass(frozen=True)
 class Workload:
-    """`batch` requests of `prompt` tokens each in one pass, then `steps` decode steps; or a trace file (`path`)."""
+    """`batch` requests of `prompt` tokens each in one pass, then `steps` decode steps; or a trace file (`path`). Predictions of a
+    generated trace reach `look_ahead` layers."""
 
     preset: str = "mmlu-like"
     model: str = "qwen3_5"
@@ -25,6 +26,7 @@ class Workload:
     steps: int = 40
     seed: int = 0
     path: str | None = None
+    look_ahead: int = 1
 
     @property
     def label(self) -> str:
@@ -39,7 +41,7 @@ def demand(work: Workload) -> Demand:
         return demand_of(found if (found.phase == PREFILL).any() else prompted(found, work.prompt))
     if work.model not in MODELS:
         raise ValueError(f"unknown model {work.model!r}; there are {', '.join(MODELS)}")
-    made = generate(work.preset, shape=MODELS[work.model], batch=work.batch, steps=work.prompt + work.steps, seed=work.seed)
+    made = generate(work.preset, shape=MODELS[work.model], batch=work.batch, steps=work.prompt + work.steps, seed=work.seed, look_ahead=work.look_ahead)
     return demand_of(prompted(made, work.prompt))
 
 

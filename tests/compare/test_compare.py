@@ -1,5 +1,7 @@
 """The comparison: prompts made of decode steps, what the lanes did, and figures against a plain run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from apexk.compare.meter import Meter
 from apexk.compare.page import write
 from apexk.compare.systems import BY_NAME, SYSTEMS, chosen
 from apexk.compare.workload import Workload, demand, prompted
-from apexk.policy import names
+from apexk.policy import get, names
 from apexk.sim.generate import Shape, generate
 from apexk.sim.run import simulate
 
@@ -56,14 +58,15 @@ def test_meter_by_hand():
     assert (lanes.for_weights, lanes.for_cpu) == (30, 30)
 
 
-@pytest.mark.parametrize("name", ["apex", "mixtral_offloading", "kt_dynamic"])
+@pytest.mark.parametrize("name", ["apex", "hybrimoe", "mixtral_offloading", "kt_dynamic"])
 @pytest.mark.parametrize("machine", ["a6000-paper", "pinned-link-c0.3"])
 def test_figures_are_a_plain_runs(name, machine):
     """Throughputs as the simulator's own; what the GPU does and what it waits for add up to the time."""
     work = Workload(batch=2, prompt=4, steps=5)
     values = run_once(BY_NAME[name], Place(work, machine, 16))
     assert values.keys() == FIGURES.keys()
-    run = simulate(demand(work), hardware.load(machine), name, 16, warmup=0)
+    seen = demand(replace(work, look_ahead=get(name).look_ahead))
+    run = simulate(seen, hardware.load(machine), name, 16, warmup=0)
     assert values["decode_tokens_per_s"] == pytest.approx(run.report()["decode"]["tokens_per_s"])
     assert values["ttft_ms"] == pytest.approx(run.totals["prefill"].step_ms)
     assert values["gpu_idle"] == pytest.approx(values["for_weights"] + values["for_cpu"], abs=1e-9)
