@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from apexk.cli import DONE
 from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar, table
 from apexk.config import ApexConfig
-from apexk.outputs import out_file, write_json
+from apexk.outputs import out_file, write_json, write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seeds", type=wholes(0), default="0", help="comma-separated (default: 0)")
     how = parser.add_argument_group("how it is run")
     how.add_argument("--hardware", type=words, default="a6000-paper", help="comma-separated names or paths (default: a6000-paper)")
-    how.add_argument("--policy", default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), or module:Class")
+    how.add_argument("--policy", default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), module:Class; all: every name")
     how.add_argument("--pool", type=wholes(0), default="64", help="comma-separated slots a layer (default: 64)")
     how.add_argument("--warmup", type=whole(0), default=10, help="steps that are run and not counted (default: 10)")
     how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, e.g. resident_first=true")
@@ -38,13 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--no-references", action="store_true", help="leave out oracle_p, belady, clairvoyant and all_resident")
     parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
+    parser.add_argument("--page", type=out_file, metavar="OUT", help="also write the table as Markdown, a section per trace and columns per hardware file")
 
 
 def run(args: argparse.Namespace) -> int:
+    from apexk.policy import names
     from apexk.sim import references
     from apexk.sim.cells import Cell, TraceSpec, run_table
 
-    policies = split_policies(args.policy)
+    policies = [name for given in split_policies(args.policy) for name in (names() if given == "all" else [given])]
     policies += [] if args.no_references else [name for name in references.NAMES if name not in policies]
     if args.trace:
         check_traces(args.trace, args.popularity)
@@ -64,7 +67,30 @@ def run(args: argparse.Namespace) -> int:
     print(show(rows))
     if args.json:
         write_json(args.json, {"schema": "apexk.simulate/1", "rows": [r.as_dict() for r in rows]})
+    if args.page:
+        from apexk.sim.page import page
+
+        write_text(args.page, page(rows, command(args)))
     return DONE
+
+
+def command(args: argparse.Namespace) -> str:
+    """What repeats a run: every flag that is not at its default, files to write left out."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    plain = vars(parser.parse_args([]))
+    given = ["apexk simulate"]
+    for name, value in vars(args).items():
+        if name not in plain or name in ("json", "page", "jobs") or value == plain[name]:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            given.append(flag)
+        elif name in ("trace", "set", "change"):
+            given += [f"{flag} {shlex.quote(one)}" for one in value]
+        else:
+            given.append(f"{flag} {shlex.quote(','.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))}")
+    return " ".join(given)
 
 
 def show(rows) -> str:

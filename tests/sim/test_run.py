@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from apexk import hardware
 from apexk.cli import main
+from apexk.policy import names
 from apexk.sim import trace
 from apexk.sim.cells import Cell, TraceSpec, interval, run_table
 from apexk.sim.demand import demand_of
@@ -117,3 +119,30 @@ def test_simulate_verb(tmp_path, capsys):
 def test_bad_input_is_named(arguments, said, capsys):
     assert main(["simulate", "--steps", "4", "--batch", "1", "--warmup", "1", "--jobs", "1", "--no-references", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_page_and_the_command_that_repeats_it(tmp_path, capsys):
+    """Each figure of the page is the JSON file's, and the command it shows gives the same page again."""
+    path = trace.write(generate(shape=SMALL, batch=4, steps=8), tmp_path / "a b.trace.npz")
+    out, again, figures = tmp_path / "p.md", tmp_path / "q.md", tmp_path / "r.json"
+    flags = ["--trace", str(path), "--policy", "apex,fixed_p(p=2)", "--pool", "8,16", "--warmup", "2", "--hardware", "a6000-paper,pinned-link", "--set",
+             "resident_first=true"]
+    assert main(["simulate", *flags, "--jobs", "1", "--page", str(out), "--json", str(figures)]) == 0
+    text = out.read_text()
+    (shown,) = [line for line in text.splitlines() if line.startswith("apexk simulate")]
+    assert main([*shlex.split(shown)[1:], "--jobs", "1", "--page", str(again)]) == 0
+    assert again.read_text() == text
+    sections = text.split("## ")[1:]
+    assert [s.splitlines()[0] for s in sections] == ["a b.trace.npz, 8 slots a layer", "a b.trace.npz, 16 slots a layer"]
+    for row in json.loads(figures.read_text())["rows"]:
+        (line,) = [line for line in sections[row["pool"] == 16].splitlines() if line.startswith(f"| `{row['policy']}` |")]
+        first = 1 if row["hardware"] == "a6000-paper" else 4
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[first] == f"{row['mean']['tokens_per_s']:.1f}" and cells[first + 1] == f"{row['percent_of_clairvoyant']:.1f}"
+
+
+def test_all_is_every_policy(tmp_path, capsys):
+    out = tmp_path / "r.json"
+    assert main(["simulate", "--preset", "mmlu-like", "--batch", "1", "--steps", "2", "--warmup", "1", "--jobs", "1", "--no-references", "--policy",
+                 "all,fixed_p(p=1)", "--json", str(out)]) == 0
+    assert [row["policy"] for row in json.loads(out.read_text())["rows"]] == [*names(), "fixed_p(p=1)"]
