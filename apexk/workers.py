@@ -30,8 +30,12 @@ def spread(work: Callable, items: Sequence, jobs: int, *, fresh: bool = False, c
                 results = pool.map(work, items, chunksize=chunk)
             yield from results
         except BaseException:
-            for process in set(multiprocessing.active_children()) - others:
+            pool.shutdown(wait=False, cancel_futures=True)  # else its thread stumbles over what `map` has cancelled, and says so
+            left = set(multiprocessing.active_children()) - others
+            for process in left:
                 process.terminate()
+            for process in left:
+                process.join()
             raise
 
 

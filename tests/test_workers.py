@@ -1,9 +1,11 @@
 """Processes that share work: results in order, and nobody left or heard when the one that asked is interrupted or killed."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 
@@ -12,11 +14,11 @@ import pytest
 from apexk.workers import spread
 
 WAITS = """
-import sys, time
+import os, sys, time
 from apexk.workers import spread
 
 def work(item):
-    print("began", flush=True)
+    os.write(1, b"began\\n")  # whole, whatever the buffering
     time.sleep(60)
 
 if __name__ == "__main__":
@@ -35,6 +37,12 @@ def fail(n):
     raise ValueError(f"item {n}")
 
 
+def fail_at_once(n):
+    if n == 0:
+        raise ValueError(f"item {n}")
+    time.sleep(0.2)
+
+
 def die(n):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -46,6 +54,17 @@ def test_results_come_in_order():
 def test_what_work_raises_is_raised():
     with pytest.raises(ValueError, match="item 1"):
         list(spread(fail, [1, 2], 2))
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["copies", "fresh"])
+def test_a_failure_with_work_left_is_raised_and_no_thread_says_more(fresh, monkeypatch):
+    heard = []
+    monkeypatch.setattr(threading, "excepthook", heard.append)
+    with pytest.raises(ValueError, match="item 0"):
+        list(spread(fail_at_once, range(40), 2, fresh=fresh))
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(5)
+    assert not heard and not multiprocessing.active_children()
 
 
 def test_a_worker_that_is_killed_is_no_hang():
