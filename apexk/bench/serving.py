@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from transformers import PreTrainedTokenizerBase
 from transformers.cli.serving import model_manager
 
 from apexk.bench.session import Session
 
+logger = logging.getLogger(__name__)
+
 
 def manager(session: Session) -> type[model_manager.ModelManager]:
     """The library's model manager, for which every model name is the one swapped model."""
+    processor = _processor(session)
 
     class SwappedModels(model_manager.ModelManager):
         def _load_processor(self, *_, **__):
-            return session.source.tokenizer
+            return processor
 
         def _load_model(self, *_, **__):
             return session.source.model
@@ -24,6 +30,24 @@ def manager(session: Session) -> type[model_manager.ModelManager]:
             return [{"id": session.source.name, "object": "model", "created": 0, "owned_by": "apexk"}]
 
     return SwappedModels
+
+
+def _processor(session: Session) -> PreTrainedTokenizerBase:
+    """The session's tokenizer. One without a chat template refuses chat requests by status 400, where the library's handler would fail."""
+    tokenizer = session.source.tokenizer
+    if tokenizer.chat_template is not None:
+        return tokenizer
+    from fastapi import HTTPException
+
+    why = f"{session.source.name} has no chat template: it answers /v1/completions, and chat requests when it is served with --chat-template"
+
+    def refuse(*_, **__):
+        raise HTTPException(400, why)
+
+    logger.warning(why)
+    refusing = copy.copy(tokenizer)
+    refusing.apply_chat_template = refuse
+    return refusing
 
 
 @contextmanager

@@ -92,6 +92,21 @@ def test_two_clients_at_once(served, wanted):
     assert [answers[i].strip() for i in range(2)] == [wanted[0].strip()] * 2
 
 
+@needs_server
+def test_a_chat_without_a_template_is_the_askers_error():
+    from fastapi import HTTPException
+
+    from apexk.bench.serving import manager
+
+    session = open_session("demo", apexk.ApexConfig(device="cpu"))
+    with session.handle:
+        processor = manager(session)._load_processor(None)
+        with pytest.raises(HTTPException, match="--chat-template") as refused:
+            processor.apply_chat_template([{"role": "user", "content": TEXT}])
+        assert refused.value.status_code == 400
+        assert processor(TEXT)["input_ids"] == session.source.tokenizer(TEXT)["input_ids"]
+
+
 def test_a_model_without_a_tokenizer_is_refused():
     from apexk.bench.serving import served
 
