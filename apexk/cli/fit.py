@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from apexk.cli import DONE, LACKING
 from apexk.cli.flags import whole
@@ -29,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
 
     given = None
     if args.gpu_memory is not None:
-        given = parse(args.gpu_memory).bytes
-        if given is None:
+        with suppress(ValueError):  # which would speak of a pool
+            given = parse(args.gpu_memory).bytes
+        if not given:
             raise ValueError(f"--gpu-memory is {args.gpu_memory!r}; wanted bytes with a unit, such as 48GiB")
     about = subject(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code)
     result = fit(about, machine=args.hardware, gpu_bytes=given, context=args.context, batch=args.batch)

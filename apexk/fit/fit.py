@@ -52,7 +52,9 @@ def subject(model: str, dtype: torch.dtype | None = None, trust_remote_code: boo
         files = {"bytes": found.plan.expert_bytes + sum(t.nbytes for t in found.plan.dense), "files": len({p.tensor.first.file for p in pieces}),
                  "expert_tensors": len(pieces), "experts_stored": ", ".join(kinds), "left_out": len(found.plan.skipped)}
         return Subject(folder.name, found.model, found.experts, found.block, found.dense_bytes, files)
-    config = real_config(model) if not folder.is_dir() and model.lower() in shapes() else read_config(folder, trust_remote_code)
+    if not folder.is_dir() and model.lower() not in shapes():
+        raise ValueError(f"{model}: no such folder, and no known shape; there are {', '.join(shapes())}")
+    config = read_config(folder, trust_remote_code) if folder.is_dir() else real_config(model)
     built = skeleton(unquantized(config), dtype or getattr(config, "dtype", None) or torch.bfloat16, trust_remote_code)
     experts = find_experts(built)
     block = ExpertBlock(experts.hidden, experts.intermediate, experts.dtype, experts.biases)
@@ -119,7 +121,10 @@ def _gpu(given: int | None) -> tuple[int | None, str]:
 def _suggestion(host: dict, rows: list[dict], free: int | None, automatic: Capacity | None, speeds: dict) -> dict:
     """Settings of `ApexConfig`, and why; where the host is too small no setting helps, and `host_bytes` is what one would need."""
     if not host.get("fits", True):
-        return {"host_bytes": host["needed"], "why": f"the experts stay in host memory whatever the pool, and here {host['limited_by']} leaves too little"}
+        why = f"the experts stay in host memory whatever the pool, and here {host['limited_by']} leaves too little"
+        if free is not None and not any(row["fits"] for row in rows):
+            why += f"; the GPU is too small as well: it would need {rows[0]['gpu_bytes'] / 2**30:.2f} GiB without any slot"
+        return {"host_bytes": host["needed"], "why": why}
     if free is None:
         return {"device": "cpu", "why": "no GPU here; --gpu-memory asks about one that is elsewhere"}
     if not any(row["fits"] for row in rows):

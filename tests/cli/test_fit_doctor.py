@@ -100,8 +100,10 @@ def test_fit_from_a_configuration_without_weights(tmp_path, roomy, monkeypatch, 
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["no-such-model"], "no-such-model"),
-    (["olmoe-1b-7b-0924", "--gpu-memory", "48"], "48GiB"),
+    (["no-such-model"], "qwen3.5-35b-a3b"),
+    (["olmoe-1b-7b-0924", "--gpu-memory", "48"], "--gpu-memory"),
+    (["olmoe-1b-7b-0924", "--gpu-memory", "48zz"], "--gpu-memory"),
+    (["olmoe-1b-7b-0924", "--gpu-memory", "0GiB"], "--gpu-memory"),
     (["olmoe-1b-7b-0924", "--hardware", "none"], "no hardware file"),
 ])  # fmt: skip
 def test_fit_of_nonsense(arguments, said, capsys):
