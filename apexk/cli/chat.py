@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from apexk.cli import DONE
 from apexk.cli.flags import add_session_arguments, config_of, whole
+from apexk.cli.progress import told
 
 HELP = "an empty line or Ctrl-D ends; /clear forgets the conversation; /stats tells what ran"
 
@@ -36,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
                 messages = list(first)
                 continue
             if line.strip() == "/stats":
-                print(handle.summary()["decode"], file=sys.stderr)
+                print(f"chat: {told(handle.summary()['decode'], handle.info())}", file=sys.stderr)
+                continue
+            if re.fullmatch(r"/\w+", line.strip()):
+                print(f"chat: no command {line.strip()}; {HELP}", file=sys.stderr)
                 continue
             messages.append({"role": "user", "content": line})
             answer = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apexk.cli import DONE, LACKING
 from apexk.cli.flags import add_session_arguments, config_of, positive, whole
+from apexk.cli.progress import told
 from apexk.outputs import out_file, write_json
 
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             for prompt, answer in zip(prompts[start:], found, strict=False):
                 print(f"{prompt} >>{answer}\n")
         summary, info = handle.summary(), handle.info()
-    print(_told(summary["decode"], info), file=sys.stderr)
+    print(f"run: {told(summary['decode'], info)}", file=sys.stderr)
     if recorder is not None:
         from apexk.sim import trace
 
@@ -93,10 +94,3 @@ def _record(args: argparse.Namespace, session, prompts: list[str]):
 
     session.handle.engine.recorder = recorder = Recorder(len(prompts), session.handle.engine.shape.experts, session.source.name)
     return recorder
-
-
-def _told(decode: dict, info: dict) -> str:
-    if not decode["steps"]:
-        return "run: no decode step"
-    return (f"run: {decode['steps']} decode steps, {decode['ms_per_step']:.2f} ms each ({'modelled on ' if info['modelled'] else ''}{info['hardware']}), "
-            f"{decode['hits']} of {decode['active']} active experts were resident, {decode['exact']} exact and {decode['speculative']} speculative copies")

@@ -77,11 +77,11 @@ def test_sampling_goes_by_the_seed(capsys):
 
 
 def test_chat(wanted, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([TEXTS[0], "/stats", "/clear", "word " * 4000, TEXTS[1]]) + "\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([TEXTS[0], "/stats", "/clear", "/help", "word " * 4000, TEXTS[1]]) + "\n"))
     assert run("chat", "--tokens", 8, "--device", "cpu") == 0
     out = capsys.readouterr()
     assert [line.strip() for line in out.out.strip().split("\n") if line.strip()] == [w.strip() for answer in wanted[0][:2] for w in answer.strip().split("\n")]
-    assert "no chat template" in out.err and "exceed the model's context" in out.err and "hit_rate" in out.err
+    assert "no chat template" in out.err and "exceed the model's context" in out.err and "decode steps" in out.err and "no command /help" in out.err
 
 
 BAD = [
