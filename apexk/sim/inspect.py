@@ -70,9 +70,10 @@ def draw(found: dict, path) -> None:
 
     panels = [("experts and tokens a layer", ("activated", "max_load")), ("shares", ("reuse", "recall", "overlap", "jaccard")),
               ("load outside the most popular", tuple(k for k in found["all"] if k.startswith("cpu_share")))]
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    panels = [(title, shown) for title, names in panels if (shown := [name for name in names if name in found["all"]])]
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.3 * len(panels), 3.6), layout="constrained")
     for axis, (title, names) in zip(axes, panels, strict=True):
-        for name, style in zip([n for n in names if n in found["all"]], ("-", "--", ":", "-."), strict=False):
+        for name, style in zip(names, ("-", "--", ":", "-."), strict=False):
             axis.plot([row[name] if row[name] is not None else np.nan for row in found["layers"]], style, label=name)
         axis.set(title=title, xlabel="MoE layer", ylim=(0, None))
         axis.legend(fontsize=8)
