@@ -14,6 +14,7 @@ import torch
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu_oss")
 SCORE_SCALE = 1 << 24  # scores are summed as integers of this resolution, so that no order of adding changes the sum
+GROUP = 64  # weights of a row that share a scale
 OSS_ALPHA, OSS_LIMIT = 1.702, 7.0  # gpt-oss: gate*sigmoid(alpha*gate) * (up+1), both clamped to the limit
 
 
@@ -134,6 +135,19 @@ def take_rows_ref(host, topk_ids, mark, pairs) -> None:
     ids = topk_ids.reshape(-1).long()
     taken = (ids >= 0) & (mark[ids.clamp(min=0)] >= 0)
     pairs[taken] = host[taken]
+
+
+def dequantise_ref(codes, scales, out, bits) -> None:
+    """out[r, j] = code of weight j of row r, times the fp16 scale of its group of 64, in fp32, rounded to out's dtype.
+
+    codes int8 [n, G*64*bits/8], scales fp16 [n, G], out [n, k] with G = ceil(k/64), bits 8 or 4. With 4 bits, byte j of a group
+    holds code j in its low half and code j+32 in its high half; codes behind k are not read into anything.
+    """
+    n, k = out.shape
+    codes = codes.view(n, scales.shape[1], -1)
+    if bits == 4:
+        codes = torch.cat([(codes << 4) >> 4, codes >> 4], -1)
+    out.copy_((codes.float() * scales.float()[..., None]).view(n, -1)[:, :k])
 
 
 def combine_ref(pairs, topk, out, shared=None, *, topk_ids=None, slot_of=None, partial=None) -> None:
