@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from apexk.inputs import reading
 from apexk.timeline import Recording, read
 
 from .read_nsys import is_sqlite, read_nsys
@@ -12,11 +13,12 @@ from .read_torch import read_torch
 
 def load(path: str | os.PathLike, *, partial: bool = False) -> Recording:
     """The file's kind is told by its content. Raises OSError, `TimelineError` or `ProfileError` (both ValueError)."""
-    if is_sqlite(path) or str(path).endswith((".nsys-rep", ".qdrep", ".sqlite")):
-        return read_nsys(path)
-    if _is_trace(path):
-        return read_torch(path)
-    return read(path, partial=partial)
+    with reading(path, "a timeline or a profile"):
+        if is_sqlite(path) or str(path).endswith((".nsys-rep", ".qdrep", ".sqlite")):
+            return read_nsys(path)
+        if _is_trace(path):
+            return read_torch(path)
+        return read(path, partial=partial)
 
 
 def _is_trace(path) -> bool:

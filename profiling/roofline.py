@@ -17,6 +17,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from apexk.inputs import reading
+
 from .style import headline, legend, plain, theme
 
 MARKERS = "osD^vP*X"
@@ -24,15 +26,13 @@ MARKERS = "osD^vP*X"
 
 def read_rows(path: str | Path) -> list[dict]:
     """Rows of a JSONL file, or of a document with `rows`. ValueError for anything else."""
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
+    with reading(path, "benchmark rows, which `apexk kernels bench --jsonl` writes"):
+        text = Path(path).read_text(encoding="utf-8")
         try:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
             rows = json.loads(text)["rows"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} holds no benchmark rows; `apexk kernels bench --jsonl` writes them") from error
-    if not all(isinstance(row, dict) and "op" in row for row in rows):
+    if not rows or not all(isinstance(row, dict) and "op" in row for row in rows):
         raise ValueError(f"{path} holds no benchmark rows; `apexk kernels bench --jsonl` writes them")
     return rows
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from apexk.inputs import reading
+
 KINDS = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 LETTERS = "ABCD"
 
@@ -40,7 +42,12 @@ def multiple_choice(question: str, choices: list[str]) -> str:
     return "\n".join([*lines, "Answer:"])
 
 
-def _prompts(file: Path) -> Iterator[str]:
+def _prompts(file: Path) -> list[str]:
+    with reading(file, "prompts"):
+        return list(_read(file))
+
+
+def _read(file: Path) -> Iterator[str]:
     if file.suffix not in KINDS:
         raise ValueError(f"{file}: unknown kind; wanted {', '.join(KINDS)}")
     if file.suffix == ".parquet":
@@ -77,7 +84,7 @@ def _json(file: Path, n: int, line: str) -> str:
 
 def _row(file: Path, n: int, row: dict) -> str:
     choices = row.get("choices") if row.get("choices") is not None else [row[k] for k in ("a", "b", "c", "d") if k in row]
-    if "question" in row and len(choices) == 4:
+    if isinstance(row.get("question"), str) and isinstance(choices, list) and len(choices) == 4:
         return multiple_choice(row["question"], list(choices))
     for key in ("prompt", "text", "question"):
         if isinstance(row.get(key), str):

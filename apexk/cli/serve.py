@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apexk.cli import DONE, LACKING
 from apexk.cli.flags import add_session_arguments, config_of, whole
+from apexk.inputs import reading
 
 PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"""
 
@@ -24,7 +25,10 @@ def run(args: argparse.Namespace) -> int:
     if args.port > 65535:
         raise ValueError(f"--port is {args.port}; wanted 1..65535")
     config = config_of(args)
-    template = args.chat_template and (PLAIN_TEMPLATE if args.chat_template == "plain" else Path(args.chat_template).read_text(encoding="utf-8"))
+    template = PLAIN_TEMPLATE if args.chat_template == "plain" else None
+    if args.chat_template and template is None:
+        with reading(args.chat_template, "a Jinja template"):
+            template = Path(args.chat_template).read_text(encoding="utf-8")
 
     from transformers.utils.import_utils import is_serve_available
 

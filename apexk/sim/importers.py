@@ -15,8 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from apexk.inputs import reading
 from apexk.outputs import writing
 from apexk.sim.trace import DECODE, PREFILL, SCHEMA, Trace, TraceError
+
+MOST_EXPERTS = 1 << 15  # ids are int16
 
 
 def from_request_npz(paths: Sequence[str | Path], *, model: str, experts: int, dataset: str = "", licence: str = "") -> Trace:
@@ -26,16 +29,11 @@ def from_request_npz(paths: Sequence[str | Path], *, model: str, experts: int, d
     """
     parts = []
     for number, path in enumerate(paths):
-        try:
-            with np.load(path, allow_pickle=False) as data:
-                if "routed_experts" not in data.files:
-                    raise TraceError(f"{path}: no routed_experts; it holds {', '.join(data.files) or 'nothing'}")
-                ids = data["routed_experts"]
-                prompt = len(data["prompt_token_ids"]) if "prompt_token_ids" in data.files else 0
-        except (OSError, ValueError) as error:
-            if isinstance(error, TraceError):
-                raise
-            raise TraceError(f"{path}: not readable as npz ({error})") from error
+        with reading(path, "npz", TraceError), np.load(path, allow_pickle=False) as data:
+            if "routed_experts" not in data.files:
+                raise TraceError(f"{path}: no routed_experts; it holds {', '.join(data.files) or 'nothing'}")
+            ids = data["routed_experts"]
+            prompt = len(data["prompt_token_ids"]) if "prompt_token_ids" in data.files else 0
         if ids.ndim != 3:
             raise TraceError(f"{path}: routed_experts has shape {list(ids.shape)}, wanted [T, L, K]")
         parts.append((number, ids, min(prompt, len(ids)), path))
@@ -63,14 +61,16 @@ def from_jsonl(path: str | Path, *, model: str, experts: int, dataset: str = "",
                     except json.JSONDecodeError as error:
                         raise TraceError(f"{path}, line {number}: not JSON ({error})") from error
 
-    return _from_rows(lines(), "experts", "weights", path, model, experts, dataset, licence)
+    with reading(path, "JSON lines of routing", TraceError):
+        return _from_rows(lines(), "experts", "weights", path, model, experts, dataset, licence)
 
 
 def from_parquet(path: str | Path, *, model: str, experts: int, dataset: str = "", licence: str = "") -> Trace:
     """Columns as in the module. Raises ModuleNotFoundError without pyarrow."""
     import pyarrow.parquet as parquet
 
-    return _from_rows(parquet.read_table(path).to_pylist(), "indices", "scores", path, model, experts, dataset, licence)
+    with reading(path, "Parquet with routing", TraceError):
+        return _from_rows(parquet.read_table(path).to_pylist(), "indices", "scores", path, model, experts, dataset, licence)
 
 
 def to_parquet(trace: Trace, path: str | Path) -> None:
@@ -117,6 +117,8 @@ def _from_rows(lines: Iterable[dict], ids: str, weights: str, path, model, exper
 
 def _trace(rows, model, experts, dataset, licence, source, layer_ids=None, weights=None) -> Trace:
     """`rows` of (step, request, position, phase, ids [L, K]) in any order."""
+    if not rows:
+        raise TraceError(f"{source}: no token")
     if len({row[4].shape for row in rows}) > 1:
         raise TraceError(f"{source}: tokens name different numbers of experts")
     order = sorted(range(len(rows)), key=lambda i: rows[i][:3])
@@ -124,6 +126,10 @@ def _trace(rows, model, experts, dataset, licence, source, layer_ids=None, weigh
     column = [np.array([steps[rows[i][0]] for i in order], np.int32)]
     column += [np.array([rows[i][k] for i in order], t) for k, t in ((1, np.int32), (2, np.int32), (3, np.uint8))]
     ids = np.stack([rows[i][4] for i in order])
+    if ids.dtype.kind not in "iu" or ids.size == 0:
+        raise TraceError(f"{source}: expert ids are {ids.dtype} {list(ids.shape)}, wanted whole numbers")
+    if experts > MOST_EXPERTS:
+        raise TraceError(f"{source}: {experts} experts; a trace can name {MOST_EXPERTS}")
     if ids.min() < 0 or ids.max() >= experts:
         raise TraceError(f"{source}: ids {int(ids.min())}..{int(ids.max())}, wanted 0..{experts - 1}")
     meta = {"schema": SCHEMA, "model": model, "experts": experts, "top_k": ids.shape[2], "layer_ids": layer_ids or list(range(ids.shape[1])),

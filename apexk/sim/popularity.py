@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apexk.inputs import reading
 from apexk.outputs import write_text
 from apexk.sim.demand import counts as count_of
 from apexk.sim.trace import Trace
@@ -68,20 +69,21 @@ def read(path: str | Path, *, model: str | None = None, layers: int | None = Non
     def fail(what: str):
         raise ValueError(f"popularity file {path}: {what}")
 
-    try:
+    with reading(path, "JSON"):
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        fail(f"not readable as JSON ({error})")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         fail(f"schema is {data.get('schema') if isinstance(data, dict) else data!r}, wanted {SCHEMA!r}")
     missing = [k for k in ("model", "split", "counts", "sequences") if k not in data]
     if missing:
         fail(f"{', '.join(missing)} missing")
-    counts = data["counts"]
-    if not counts or any(len(row) != len(counts[0]) or any(type(n) is not int or n < 0 for n in row) for row in counts):
+    counts, sequences = data["counts"], data["sequences"]
+    table = isinstance(counts, list) and bool(counts) and all(isinstance(row, list) and len(row) == len(counts[0]) for row in counts)
+    if not table or any(type(n) is not int or n < 0 for row in counts for n in row):
         fail("counts must be rows of equal length of whole numbers >= 0")
+    if not isinstance(sequences, list) or not all(isinstance(s, str) for s in sequences):
+        fail("sequences must be a list of fingerprints")
     if model is not None and data["model"] != model:
         fail(f"it is of {data['model']!r}, the trace of {model!r}")
     if layers is not None and (len(counts), len(counts[0])) != (layers, experts):
         fail(f"it has {len(counts)} layers of {len(counts[0])} experts, the trace {layers} of {experts}")
-    return Popularity(data["model"], data["split"], counts, frozenset(data["sequences"]))
+    return Popularity(data["model"], data["split"], counts, frozenset(sequences))

@@ -18,12 +18,12 @@ A `NAME.trace.npz` holds, for T tokens in order of (step, request, position), L 
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from apexk.inputs import reading
 from apexk.outputs import writing
 
 SCHEMA = "apexk.trace/1"
@@ -114,22 +114,18 @@ def read(path: str | Path) -> Trace:
     path = Path(path)
     if not path.is_file():
         raise TraceError(f"no trace file {path}; with apexk come {', '.join(samples())}")
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            found = {name: data[name] for name in data.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise TraceError(f"trace {path}: not readable as npz ({error})") from error
+    with reading(path, "npz", TraceError), np.load(path, allow_pickle=False) as data:
+        found = {name: data[name] for name in data.files}
     missing = [name for name in (*REQUIRED, "meta") if name not in found]
     if missing:
         raise TraceError(f"trace {path}: {', '.join(missing)} missing; a trace holds {', '.join((*REQUIRED, 'meta'))}")
     unknown = sorted(found.keys() - ARRAYS.keys() - {"meta"})
     if unknown:
         raise TraceError(f"trace {path}: unknown arrays {', '.join(unknown)}; there are {', '.join(ARRAYS)}")
-    try:
+    with reading(path, "JSON in its meta", TraceError):
         meta = json.loads(str(found.pop("meta")))
-    except json.JSONDecodeError as error:
-        raise TraceError(f"trace {path}: meta is no JSON ({error})") from error
-    return Trace(**found, meta=meta, source=str(path))
+    with reading(path, "a routing trace", TraceError):
+        return Trace(**found, meta=meta, source=str(path))
 
 
 def first_steps(trace: Trace, steps: int) -> Trace:

@@ -6,6 +6,8 @@ import json
 import os
 from dataclasses import dataclass
 
+from apexk.inputs import reading
+
 from .schema import check_header, check_row
 
 
@@ -24,7 +26,7 @@ class Recording:
 def read(path: str | os.PathLike, *, partial: bool = False) -> Recording:
     """Read `path`. With `partial` a cut last line is left out (the file of a run that was killed)."""
     header, rows = None, []
-    with open(path, encoding="utf-8") as lines:
+    with reading(path, "a timeline", TimelineError), open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if partial and not line.endswith("\n"):
                 break

@@ -3,20 +3,22 @@
 import json
 from pathlib import Path
 
+from apexk.inputs import reading
+
 
 def read_rows(path) -> list[dict]:
     """Rows of a file that `--jsonl` or `--json` wrote; of two with the same name and device the later one counts. ValueError for
     any other file."""
-    text = Path(path).read_text(encoding="utf-8")
-    try:
+    with reading(path, "benchmark rows, which --jsonl and --json write"):
+        text = Path(path).read_text(encoding="utf-8")
         try:
             document = json.loads(text)
             rows = document["rows"] if "rows" in document else [document]
         except json.JSONDecodeError:  # several lines
             rows = [json.loads(line) for line in text.splitlines()]
+        if not rows:
+            raise ValueError("there is none in it")
         return list({(row["name"], row["device"], row["op"]): row for row in rows}.values())
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no benchmark rows: {error!r}; --jsonl or --json writes them") from error
 
 
 def markdown(rows) -> str:

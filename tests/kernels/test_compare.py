@@ -47,7 +47,7 @@ def test_baseline_files(tmp_path):
     assert compare.read_baseline(tmp_path / "a.jsonl") == compare.read_baseline(tmp_path / "a.json") == [row()]
     assert table.read_rows(tmp_path / "a.jsonl") == table.read_rows(tmp_path / "a.json") == rows
     (tmp_path / "b").write_text("hello")
-    with pytest.raises(compare.Incomparable, match="holds no benchmark rows"):
+    with pytest.raises(compare.Incomparable, match="benchmark rows"):
         compare.read_baseline(tmp_path / "b")
 
 
@@ -101,7 +101,7 @@ def test_a_bad_baseline_is_refused_before_anything_is_timed(bench, tmp_path, mon
     (tmp_path / "b").write_text("hello")
     monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("timed"))
     assert run.main(["--baseline", str(tmp_path / "b")]) == run.FAILED
-    assert "holds no benchmark rows" in capsys.readouterr().err
+    assert "benchmark rows" in capsys.readouterr().err
 
 
 def test_against_another_commit(bench, repository, tmp_path, capsys):
