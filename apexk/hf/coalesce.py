@@ -2,7 +2,7 @@
 the whole batch, so that each expert's weights are read once for all its rows.
 
 Only the attention function is taken apart: projections, router and experts see the whole batch as ever, and no token
-changes. The cache of all requests stays where the library keeps it, on the model's device.
+changes. With a `SplitCache` some requests' attention is the CPU's, over a cache in host memory: nothing overlaps it yet.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from apexk.hf.split_cache import Split
 
 
 @contextmanager
@@ -39,19 +41,28 @@ def coalesced(model: PreTrainedModel, micro_batch: int) -> Iterator[PreTrainedMo
 
 
 def _by_micro_batch(size: int):
-    def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None, **more):
+    def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor | Split, value: torch.Tensor | Split, attention_mask: torch.Tensor | None, **more):
         """query, key, value `[B, heads, length, head]` -> `[B, length, heads, head]`, as the library's own."""
         batch = query.shape[0]
 
-        def part(given, rows: slice):
-            """The rows' share of an argument that has one for each request."""
-            return given[rows] if isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[0] == batch else given
+        def run(rows: slice, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            """`rows` of the batch, on the device of their keys."""
 
-        parts = []
-        for start in range(0, batch, size):
-            rows = slice(start, start + size)
-            shares = {name: part(given, rows) for name, given in more.items()}
-            parts.append(sdpa_attention_forward(module, query[rows], key[rows], value[rows], part(attention_mask, rows), **shares)[0])
-        return torch.cat(parts), None
+            def part(given):
+                """The rows' share of an argument that has one for each request."""
+                shared = isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[0] == batch
+                return given[rows].to(keys.device) if shared else given
+
+            shares = {name: part(given) for name, given in more.items()}
+            return sdpa_attention_forward(module, part(query), keys, values, part(attention_mask), **shares)[0].to(query.device)
+
+        pairs = zip(key, value, strict=True) if isinstance(key, Split) else [(key, value)]
+        outputs, first = [], 0
+        for keys, values in pairs:
+            for start in range(0, keys.shape[0], size):
+                end = min(start + size, keys.shape[0])
+                outputs.append(run(slice(first + start, first + end), keys[start:end], values[start:end]))
+            first += keys.shape[0]
+        return torch.cat(outputs), None
 
     return attention
