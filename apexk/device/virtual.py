@@ -62,13 +62,13 @@ class VirtualDevice:
         return loads
 
     def stop_speculation(self, at: At, through: int) -> Stopped:
-        landed, running = [], None
+        landed, running, copy_ns = [], None, round(self.hardware.copy_ms(speculative=True, first=True) * NS)
         while running is None and (self._underway or self._queue):
             if self._underway is None:
                 start = max(self._free["h2d"], self._queued_at)
                 if start >= self._now:
                     break
-                span = Span(start, start + round(self.hardware.copy_ms(speculative=True, first=True) * NS))
+                span = Span(start, start + copy_ns)
                 self._underway, self._free["h2d"] = (self._queue.popleft(), span), span.end
             copy, span = self._underway
             if span.end <= self._now:
@@ -106,7 +106,7 @@ class VirtualDevice:
 
     def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span] = ()) -> Span:
         first, self._exact_batch = self._exact_batch != at, at
-        start = max(self._now, self._free["h2d"], *(e.end for e in after))
+        start = max(self._now, self._free["h2d"], *[e.end for e in after])
         span = Span(start, start + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
         self._free["h2d"] = span.end
         self._record_copy("copy.exact", at, at.layer, expert, slot, span)
@@ -134,7 +134,7 @@ class VirtualDevice:
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Span]) -> Span:
         if self.halves and out is not None:
             self.halves.combine(rows, out, shared)
-        ready = max([self._free["gpu"], *(e.end for e in after)])
+        ready = max([self._free["gpu"], *[e.end for e in after]])
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)

@@ -29,6 +29,7 @@ class LayerUtility:
         self.value = [p / total for p in popularity] if total else [0.0] * experts
         self.seeded = not total  # until the first loads, values are shares of the layer's load
         self.active = [-1] * experts  # last step with a token, which `value` is as of; -1 before any
+        self.order = list(range(-experts, 0))  # by `active`, then by id: active * experts + id
         self.scores: dict[int, float] = {}  # as of step `scored`, for those that were asked for
         self.scored = -1
 
@@ -39,10 +40,11 @@ class LayerUtility:
             self.value = [v * total for v in self.value]
             self.seeded = True
         self._reach(step + 1)
-        value, active, powers = self.value, self.active, self.powers
+        value, active, order, powers, first = self.value, self.active, self.order, self.powers, step * len(self.active)
         for expert, load in loads.items():
             value[expert] = value[expert] * powers[step - active[expert]] + load
             active[expert] = step
+            order[expert] = first + expert
         self.scored = -1
 
     def read(self, expert: int, step: int) -> float:
@@ -59,9 +61,8 @@ class LayerUtility:
             self.scores, self.scored = {}, step
         known = self.scores.keys()
         self._score([e for e in candidates if e not in known], step)
-        ranked = sorted(candidates)  # sorts are stable: by score, then by step of last use, then by id
-        ranked.sort(key=self.active.__getitem__)
-        ranked.sort(key=self.scores.__getitem__)
+        ranked = sorted(candidates, key=self.order.__getitem__)
+        ranked.sort(key=self.scores.__getitem__)  # stable
         return tuple(ranked[:count])
 
     def _score(self, experts: Sequence[int], step: int) -> None:
@@ -110,7 +111,7 @@ class LearntUtility(LayerUtility):
             self.standing = [log1p(share * total) for share in self.share]
             self.standing_sums = (len(self.standing), sum(self.standing), sum([s * s for s in self.standing]))
         self._reach(step + 1)
-        value, active, powers, standing = self.value, self.active, self.powers, self.standing
+        value, active, order, powers, standing, first = self.value, self.active, self.order, self.powers, self.standing, step * len(self.active)
         sum_y = sum_yy = sum_uy = sum_sy = 0.0
         for expert, load in loads.items():
             y, u = log1p(load), value[expert] * powers[step - active[expert]]
@@ -120,6 +121,7 @@ class LearntUtility(LayerUtility):
             sum_sy += y * standing[expert]
             value[expert] = u + y
             active[expert] = step
+            order[expert] = first + expert
         self.scored = -1
         if self.standing_sums:
             self._learn(step, sum_y, sum_yy, sum_uy, sum_sy)
