@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from apexk.kernels.triton.combine import combine
+from apexk.kernels.triton.dequantise import dequantise
 from apexk.kernels.triton.grouped_gemm import gated_gemm, grouped_gemm
 from apexk.kernels.triton.moe_ffn import Workspace, moe_ffn
 from apexk.kernels.triton.permute import permute, unpermute
+from apexk.kernels.triton.reference import GROUP
 from apexk.kernels.triton.routing import rank
 from apexk.kernels.triton.shapes import MODELS
 from apexk.kernels.triton.tune import choose_tiles
@@ -85,3 +87,8 @@ def layer_calls(shape, tokens, dtype, target, *, stand_alone):
     unpermute(moved, rows, weights, tokens)
     offsets = empty(slots + 1, dtype=torch.int32)
     grouped_gemm(gated_gemm(moved, w13, offsets, shape.activation, tile=tiles.gated), w2, offsets, tile=tiles.down)
+    for slot in (w13[0], w2[0]):
+        n, k = slot.shape
+        for bits in (8, 4):
+            codes, scales = empty(n, k * bits // 8, dtype=torch.int8), empty(n, k // GROUP, dtype=torch.float16)
+            dequantise(codes, scales, slot, bits)

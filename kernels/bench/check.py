@@ -21,6 +21,7 @@ LAYERS = {"small": (7, 3, 64, 48, 10, 4), "one token": (1, 2, 72, 40, 6, 6), "cr
 def check_layer(sizes, dtype, device) -> dict:
     """Largest relative error of each kernel; integers must be equal, which counts as 0 or infinity."""
     from apexk.kernels.triton.combine import combine
+    from apexk.kernels.triton.dequantise import dequantise
     from apexk.kernels.triton.grouped_gemm import gated_gemm, grouped_gemm
     from apexk.kernels.triton.moe_ffn import moe_ffn
     from apexk.kernels.triton.permute import permute, unpermute
@@ -48,6 +49,10 @@ def check_layer(sizes, dtype, device) -> dict:
     out, out_ref = torch.empty(2, T, H, dtype=dtype, device=device)
     combine(pairs, topk, out, x)
     ref.combine_ref(pairs, topk, out_ref, x)
+    codes, scales = torch.randint(-128, 128, (I, -(-H // 64) * 64), dtype=torch.int8, device=device), torch.rand(I, -(-H // 64), device=device).half()
+    taken, taken_ref = torch.empty(2, I, H, dtype=dtype, device=device)
+    dequantise(codes, scales, taken, 8)
+    ref.dequantise_ref(codes, scales, taken_ref, 8)
     return {
         "route": 0.0 if equal else float("inf"),
         "rank": 0.0 if all(torch.equal(a, b) for a, b in ranks) else float("inf"),
@@ -57,6 +62,7 @@ def check_layer(sizes, dtype, device) -> dict:
         "grouped_gemm": relative_error(grouped_gemm(h, w2, want.offsets), ref.grouped_gemm_ref(h, w2, want.offsets)),
         "moe_ffn": relative_error(pairs, pairs_ref),
         "combine": 0.0 if torch.equal(out, out_ref) else float("inf"),
+        "dequantise": 0.0 if torch.equal(taken, taken_ref) else float("inf"),
     }
 
 

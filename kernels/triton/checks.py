@@ -44,7 +44,7 @@ def check_pairs(tokens, topk):
 
 def check_choice(name, value, known):
     if value not in known:
-        raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+        raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(map(str, known))}")
 
 
 def check_launchable(tensor):
