@@ -83,6 +83,7 @@ class Handle:
         return self.header() | {
             "restored": self._restored,
             "host_bytes": self._store.nbytes,
+            "memory_nodes": self._store.nodes,
             "pool_bytes": self.capacity.slots * len(self._experts.blocks) * self._store.block.stride_bytes,
             "pool_arithmetic": self.capacity.arithmetic,
             "modelled": self._device.modelled,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 
 import torch
 
+from apexk.store import nodes
 from apexk.store.block import ExpertBlock
 from apexk.store.pinning import CHUNK_BYTES, Pinning, Pins, Registry
+
+log = logging.getLogger("apexk.store")
 
 
 def anonymous(nbytes: int) -> mmap.mmap:
@@ -29,17 +33,20 @@ def anonymous_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor
 
 
 class HostStore:
-    """`layers` x `experts` expert blocks, one mapping a layer. Pages are taken from the system as they are first written.
+    """`layers` x `experts` expert blocks, one mapping a layer. Pages are taken from the system as they are first written, on a
+    machine with several memory nodes from each for its share of the experts (`nodes`; empty where the system chooses).
 
-    Views keep their mapping alive: a layer's memory goes once the store has dropped it and the last view is gone.
+    Views keep their mapping alive: a layer's memory goes once the store has dropped it and the last view is gone. `root`: a
+    folder with copies of /proc and /sys files, to be read in place of this machine's; `bind` as `nodes.prefer`.
     """
 
-    def __init__(self, layers: int, experts: int, block: ExpertBlock):
+    def __init__(self, layers: int, experts: int, block: ExpertBlock, *, root: str = "", bind: nodes.Bind = nodes.prefer):
         if layers < 1 or experts < 1:
             raise ValueError(f"a store of {layers} layers x {experts} experts: both must be positive")
         self.layers, self.experts, self.block = layers, experts, block
         self.nbytes = layers * experts * block.stride_bytes
         self._maps: list[mmap.mmap | None] = [anonymous(experts * block.stride_bytes) for _ in range(layers)]
+        self.nodes = self._spread(nodes.usable_nodes(root), bind)
         self.pinning: Pinning | None = None  # what came of `pin`; None where nobody asked
         self._pins: Pins | None = None
 
@@ -94,6 +101,17 @@ class HostStore:
         for part, values in (("w13", w13), ("w2", w2), ("b13", b13), ("b2", b2)):
             if part in self.block.shapes:
                 self._part(layer, part).copy_(values)
+
+    def _spread(self, usable: list[int], bind: nodes.Bind) -> list[int]:
+        if len(usable) < 2:
+            return []
+        try:
+            for memory in self._maps:
+                nodes.spread(memory, self.experts, usable, bind)
+        except OSError as error:
+            log.warning("experts lie on whatever memory node the system chooses, not spread over nodes %s: %s", usable, error)
+            return []
+        return usable
 
     def _part(self, layer: int, part: str) -> torch.Tensor | None:
         """The storage starts at the part's first value: code that tells tensors apart by the address of their storage
