@@ -69,12 +69,14 @@ class Rows:
 
 def active_loads(loads: torch.Tensor) -> dict[int, int]:
     """Token loads, int `[E]` on the host -> those of the experts that have any, by expert."""
-    active = loads.nonzero().reshape(-1)
-    return dict(zip(active.tolist(), loads[active].tolist(), strict=True))
+    counts = loads.numpy()  # on so little, a third of torch's time
+    (active,) = counts.nonzero()
+    return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
 
 
 class CopyFailed(RuntimeError):
-    """An exact copy could not be issued: nothing is under way, and its slot holds nothing usable."""
+    """An exact copy could not be issued: nothing is under way, and its slot holds nothing usable. Returned, not raised: the
+    copies asked for with it go on."""
 
 
 class Event(Protocol):
@@ -155,8 +157,8 @@ class Device(Protocol):
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Event] = ()) -> Event:
         """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`; in the order of the calls."""
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Event] = ()) -> Event:
-        """Exact copy of this layer's `expert` into `slot`, in the order of the calls. Raises `CopyFailed`."""
+    def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Event] = ()) -> Sequence[Event | CopyFailed]:
+        """Exact copies of this layer's experts into slots (expert -> slot), in that order and behind those of earlier calls."""
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apexk.device import accesses
-from apexk.device.base import At, Device, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.base import At, CopyFailed, Device, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket
 
 Clock = dict[str, int]
 
@@ -86,9 +86,11 @@ class CheckedDevice:
         clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts, rows.buffer), after)
         return Checked(self.inner.run_host(at, rows, experts, loads, _inner(after)), clock)
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Checked] = ()) -> Checked:
-        clock = self._run("h2d", f"exact copy of expert {expert} of layer {at.layer}", accesses.copy(at.layer, expert, slot), after)
-        return Checked(self.inner.copy_expert(at, expert, slot, _inner(after)), clock)
+    def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Checked] = ()) -> list[Checked | CopyFailed]:
+        clocks = [self._run("h2d", f"exact copy of expert {expert} of layer {at.layer}", accesses.copy(at.layer, expert, slot), after)
+                  for expert, slot in places.items()]
+        found = self.inner.copy_experts(at, places, _inner(after))
+        return [event if isinstance(event, CopyFailed) else Checked(event, clock) for event, clock in zip(found, clocks, strict=True)]
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Checked]) -> Checked:
         clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(at.layer, slots, rows.buffer), after)

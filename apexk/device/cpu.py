@@ -105,7 +105,7 @@ class CpuDevice:
     def abandon(self, at: At, running: Running) -> None:
         raise RuntimeError("a CPU device has no copies")
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Done] = ()):
+    def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Done] = ()):
         raise RuntimeError("a CPU device has no slots")
 
     def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):

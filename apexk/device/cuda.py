@@ -22,10 +22,10 @@ from itertools import takewhile
 import torch
 
 from apexk.device import accesses
-from apexk.device.base import At, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
+from apexk.device.base import At, CopyFailed, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
 from apexk.device.cuda_buffers import StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
-from apexk.device.cuda_copies import Copies, wait
+from apexk.device.cuda_copies import Copies, last_of_all, wait
 from apexk.device.gpu_kernels import GpuKernels
 from apexk.device.native.channel import Channel
 from apexk.device.native.hand_off import HandOff
@@ -94,6 +94,7 @@ class CudaDevice:
             self._ranks = self._ranks_host = torch.empty((0, 3, store.experts), dtype=torch.int32)  # by layer that is predicted
             self._returned = runtime.new_event()
             self._demand = torch.empty(0, dtype=torch.int32)
+            self._counts = self._ids = self._demand.view(0, 1)
             self._tokens, self._topk, self._buffers = 0, topk, {}
             self._reserve(tokens, topk)
             self._undo, self._open = undo.pop_all(), True
@@ -122,48 +123,44 @@ class CudaDevice:
         _check(rows, self.store, self.runtime.device)
         parts, experts, topk = rows.parts or [rows], self.store.experts, rows.topk
         self._reserve(max(part.tokens for part in parts), topk)
-        ids_from = len(parts) * experts
-        demand = self._room_for_demand(ids_from + rows.tokens * topk)
+        if (len(parts), rows.tokens) != (len(self._counts), len(self._ids)) or topk != self._ids.shape[1]:
+            self._counts, self._ids = self._room_for_demand(len(parts), rows.tokens, topk)
         for number, part in enumerate(parts):
-            pairs = part.tokens * topk
             self.runtime.launch(self._compute, lambda ids=part.topk_ids: self.kernels.count(ids))
-            there, here = demand[number * experts :], self.kernels.demand(pairs)
-            if len(parts) == 1:
-                self._copy_down(there, here, self._compute)
+            here = self.kernels.demand(part.tokens * topk)
+            if len(parts) == 1:  # ids lie behind the counts, there and here
+                self._copy_down(self._counts, here, self._compute)
             else:
-                self._copy_down(there, here[:experts], self._compute)
-                self._copy_down(demand[ids_from + part.start * topk :], here[experts:], self._compute)
+                self._copy_down(self._counts[number], here[:experts], self._compute)
+                self._copy_down(self._ids[part.start], here[experts:], self._compute)
         routed, before = self.clock.take(), self.clock.now()
         self.runtime.record(routed, self._compute)
         self.runtime.synchronize_event(routed)
         self._settle(at, rows, routed, before)
-        self._ids = demand[ids_from:]
-        total = torch.zeros(experts, dtype=torch.int64)
-        for number, part in enumerate(parts):
-            loads = demand[number * experts : (number + 1) * experts]
+        for part, loads in zip(parts, self._counts, strict=True):
             part.loads = active_loads(loads)
-            total += loads
-        return part.loads if len(parts) == 1 else active_loads(total)
+        return part.loads if len(parts) == 1 else active_loads(self._counts.sum(0))
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Operation] = ()) -> HostWork:
         buffer = self._buffer(rows)
         for earlier in after:
             wait(self.runtime, self._down, earlier)
-        x, weights = buffer.stage(rows, self._down)
-        ids = self._ids[rows.start * rows.topk :][: rows.tokens * rows.topk].view(rows.tokens, rows.topk)
-        ticket = self.hand_off.submit(self._down, x, self._host_blocks[at.layer], ids, weights, experts, buffer.host_rows(rows), layer=at.layer, **self._rule)
+        buffer.stage(rows, self._down)
+        ids = self._ids if rows.buffer is None else self._ids[rows.start : rows.start + rows.tokens]
+        ticket = self.hand_off.submit(self._down, buffer.x, self._host_blocks[at.layer], ids, buffer.weights, experts, buffer.host_rows, layer=at.layer,
+                                      **self._rule)
         jobs = self._jobs.setdefault(rows.buffer or 0, [])
         jobs.append((ticket, tuple(experts)))
-        facts = {"experts": list(experts), "tokens": sum(loads[e] for e in experts), "names": (accesses.host_ffn, experts, rows.buffer)}
+        facts = {"experts": experts, "loads": loads, "names": (accesses.host_ffn, experts, rows.buffer)}
         work = HostWork(at, "host.ffn", "cpu", facts=facts, hand_off=self.hand_off, jobs=tuple(jobs))
         self.clock.add(work)
         return work
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Operation]) -> Operation:
-        pairs, slot_of = self._buffer(rows).pairs(rows), self._tables.take(slots)
-        for earlier in after:
+        pairs, slot_of = self._buffer(rows).pairs, self._tables.take(slots)
+        for earlier in last_of_all(after):
             wait(self.runtime, self._compute, earlier)
-        facts = {"experts": list(slots), "tokens": sum(loads[e] for e in slots), "names": (accesses.slot_ffn, at.layer, slots, rows.buffer)}
+        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, at.layer, slots, rows.buffer)}
         return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
             rows.x, self.pool, at.layer, rows.topk_ids, rows.topk_weights, slot_of, pairs))
 
@@ -187,13 +184,13 @@ class CudaDevice:
         return [_ranked(ranks) for ranks in ticket.result] if self.done(ticket.event) else None
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None, after: Sequence[Operation]) -> Operation:
-        pairs = self._buffer(rows).pairs(rows)
+        pairs = self._buffer(rows).pairs
         for earlier in after:
             if isinstance(earlier, HostWork):
                 self._take_rows(rows, earlier, pairs)
             else:
                 wait(self.runtime, self._compute, earlier)
-        facts = {"tokens": rows.tokens, "names": (accesses.combine, list(experts), rows.buffer)}
+        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer)}
         return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared))
 
     def stop_speculation(self, at: At, through: int) -> Stopped:
@@ -205,8 +202,8 @@ class CudaDevice:
     def abandon(self, at: At, running: Running) -> None:
         self.copies.abandon(at, running)
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Operation] = ()) -> Operation:
-        return self.copies.exact(at, expert, slot, after)
+    def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Operation] = ()) -> list[Operation | CopyFailed]:
+        return self.copies.exact(at, places, after)
 
     def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Operation] = ()) -> None:
         self.copies.speculate(at, queue, after)
@@ -268,7 +265,7 @@ class CudaDevice:
         for ticket, _ in work.jobs:
             self.hand_off.join(ticket, self._back)
         self._jobs.pop(rows.buffer or 0)
-        host, mark = self._buffer(rows).host_rows_view(rows), self._tables.take({e: 0 for _, experts in work.jobs for e in experts})
+        host, mark = self._buffer(rows).host_rows_view, self._tables.take({e: 0 for _, experts in work.jobs for e in experts})
         self.runtime.launch(self._back, lambda: self.kernels.take_rows(host, rows.topk_ids, mark, pairs))
         self.runtime.record(self._returned, self._back)
         self.runtime.wait(self._compute, self._returned)
@@ -298,6 +295,9 @@ class CudaDevice:
         if not self.timeline.active:
             return
         facts = {"layer": at.layer} | facts
+        if "loads" in facts:
+            loads, facts["experts"] = facts.pop("loads"), list(facts["experts"])
+            facts["tokens"] = sum(map(loads.__getitem__, facts["experts"]))
         name, *arguments = facts.pop("names")
         reads, writes = name(*arguments)
         self.timeline.add(step=at.step, phase=at.phase, kind=kind, lane=lane, start_ns=span[0], end_ns=span[1], reads=reads, writes=writes,
@@ -308,7 +308,7 @@ class CudaDevice:
         number = rows.buffer or 0
         if number not in self._buffers:
             self._buffers[number] = StepBuffers(self.runtime, self._tokens, self._topk, self.store.block.hidden, self.store.block.dtype)
-        return self._buffers[number]
+        return self._buffers[number].of(rows)
 
     def _reserve(self, tokens: int, topk: int) -> None:
         """More tokens than ever before: larger buffers. What uses the old ones may go on: the hand-off keeps its jobs' host memory, and
@@ -319,10 +319,12 @@ class CudaDevice:
         self._buffers.clear()
         self.kernels.reserve(self._tokens, topk)
 
-    def _room_for_demand(self, ints: int) -> torch.Tensor:
-        if ints > self._demand.numel():
-            self._demand = self.runtime.empty_pinned((1 << (ints - 1).bit_length(),), torch.int32)
-        return self._demand[:ints]
+    def _room_for_demand(self, parts: int, tokens: int, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a layer's token loads `[parts, E]` and, behind them, its ids `[tokens, topk]` come to the host."""
+        loads, ids = parts * self.store.experts, tokens * topk
+        if loads + ids > self._demand.numel():
+            self._demand = self.runtime.empty_pinned((1 << (loads + ids - 1).bit_length(),), torch.int32)
+        return self._demand[:loads].view(parts, -1), self._demand[loads : loads + ids].view(tokens, topk)
 
     def _copy_down(self, there: torch.Tensor, here: torch.Tensor, stream: Stream) -> None:
         self.runtime.copy_async(there.data_ptr(), here.data_ptr(), here.nbytes, False, stream)

@@ -30,6 +30,7 @@ class Operation:
     facts: dict = field(default_factory=dict)
     span: tuple[int, int] | None = None
     anchor: tuple[Event, int] | None = None
+    number: int = 0  # of an exact copy: they run in this order, on one stream
 
     def read(self, clock: DeviceClock) -> tuple[int, int] | None:
         """(start, end) in ns, None before the end; the events are given back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apexk.device import accesses
@@ -52,25 +52,26 @@ class Copies:
         self._underway: dict[int, Underway] = {}
         self._owed: Running | None = None  # of the last stop, neither kept nor abandoned
         self._limbo: list[Event] = []  # of copies that were stopped: their records may still be to come
-        self._tags = 0
+        self._tags = self._operations = 0
         self._bytes_per_ms = FIRST_BYTES_PER_MS
 
-    def exact(self, at: At, expert: int, slot: int, after: Sequence[Operation]) -> Operation:
-        operation = self._operation("copy.exact", at, at.layer, expert, slot)
+    def exact(self, at: At, places: Mapping[int, int], after: Sequence[Operation]) -> list[Operation | CopyFailed]:
         for earlier in after:
             wait(self._runtime, self._stream, earlier)
         if self.gather is not None:
-            self._runtime.record(operation.start, self._stream)
-            self._runtime.launch(self._stream, lambda: self.gather.copy(at.layer, expert, slot))
-            self._runtime.record(operation.end, self._stream)
-            self._clock.add(operation)
-            return operation
-        (error,) = self._channel.copy([self._copy(at.layer, expert, slot, operation.start, operation.end)])
-        if error:
-            self._clock.give(operation.start, operation.end)
-            raise CopyFailed(f"CUDA error {error} for {self.bytes} bytes of expert {expert} of layer {at.layer} into slot {slot}")
-        self._clock.add(operation)
-        return operation
+            return [self._gathered(at, expert, slot) for expert, slot in places.items()]
+        operations = [self._operation("copy.exact", at, at.layer, expert, slot) for expert, slot in places.items()]
+        errors = self._channel.copy([self._copy(at.layer, expert, slot, operation.start, operation.end)
+                                     for (expert, slot), operation in zip(places.items(), operations, strict=True)])
+        found: list[Operation | CopyFailed] = []
+        for (expert, slot), operation, error in zip(places.items(), operations, errors, strict=True):
+            if error:
+                self._clock.give(operation.start, operation.end)
+                found.append(CopyFailed(f"CUDA error {error} for {self.bytes} bytes of expert {expert} of layer {at.layer} into slot {slot}"))
+            else:
+                self._clock.add(operation)
+                found.append(operation)
+        return found
 
     def first(self, layer: int, expert: int, slot: int) -> None:
         """A copy that no operation waits for; `settle_first` orders all of them."""
@@ -142,6 +143,14 @@ class Copies:
         self._clock.tell(operation)
         self._forget(underway)
 
+    def _gathered(self, at: At, expert: int, slot: int) -> Operation:
+        operation = self._operation("copy.exact", at, at.layer, expert, slot)
+        self._runtime.record(operation.start, self._stream)
+        self._runtime.launch(self._stream, lambda: self.gather.copy(at.layer, expert, slot))
+        self._runtime.record(operation.end, self._stream)
+        self._clock.add(operation)
+        return operation
+
     def wait_ms(self) -> float:
         return self._channel.in_flight_bytes() / self._bytes_per_ms
 
@@ -174,9 +183,19 @@ class Copies:
         return Copy(self._tags, layer, self._targets[layer][slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
 
     def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, events: tuple[Event, Event] | None = None, **facts) -> Operation:
+        self._operations += 1
         start, end = events or (self._clock.take(), self._clock.take())
         facts = {"bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)} | facts
-        return Operation(at, kind, "h2d", start, end, facts)
+        return Operation(at, kind, "h2d", start, end, facts, number=self._operations)
+
+
+def last_of_all(after: Sequence[Operation]) -> list[Operation]:
+    """What stands for `after`: the newest of its exact copies for all of them, since the channel issues them in the order of
+    the calls on one stream."""
+    exact = [operation for operation in after if operation.kind == "copy.exact"]
+    if len(exact) < 2:
+        return list(after)
+    return [operation for operation in after if operation.kind != "copy.exact"] + [max(exact, key=lambda copy: copy.number)]
 
 
 def wait(runtime: CudaRuntime, stream: Stream, earlier: Operation) -> None:

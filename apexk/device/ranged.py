@@ -15,7 +15,7 @@ from apexk.device.base import At, Device
 from apexk.nvtx import LAYER, SUBMIT, Ranges, message
 
 #: operation -> kind of its range
-KINDS = {"run_host": SUBMIT, "copy_expert": "copy.exact", "predict": "predict"}
+KINDS = {"run_host": SUBMIT, "predict": "predict"}
 
 
 class RangedDevice:
@@ -53,6 +53,13 @@ class RangedDevice:
         with self._ranges("route", at.layer, rows.tokens):
             return self.inner.read_back(at, rows)
 
+    def copy_experts(self, at: At, places, after=()):
+        issued = []
+        for expert, slot in places.items():  # one by one: a profile then says which expert a transfer moved
+            with self._ranges("copy.exact", at.layer, expert):
+                issued += self.inner.copy_experts(at, {expert: slot}, after)
+        return issued
+
     def run_slots(self, at: At, rows, slots, loads, kind: str, after):
         with self._ranges(kind, at.layer, len(slots)):
             return self.inner.run_slots(at, rows, slots, loads, kind, after)
@@ -88,8 +95,6 @@ class TorchRanges:
 
 
 def _payload(name: str, arguments: tuple) -> int:
-    if name == "copy_expert":
-        return arguments[0]
     if name == "run_host":
         return len(arguments[1])
     return arguments[0].tokens

@@ -104,13 +104,15 @@ class VirtualDevice:
         return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), after, experts=experts, tokens=pairs,
                          names=(accesses.host_ffn, experts, rows.buffer))
 
-    def copy_expert(self, at: At, expert: int, slot: int, after: Sequence[Span] = ()) -> Span:
-        first, self._exact_batch = self._exact_batch != at, at
-        start = max(self._now, self._free["h2d"], *[e.end for e in after])
-        span = Span(start, start + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
-        self._free["h2d"] = span.end
-        self._record_copy("copy.exact", at, at.layer, expert, slot, span)
-        return span
+    def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Span] = ()) -> list[Span]:
+        end, spans = max(self._now, self._free["h2d"], *[e.end for e in after]), []
+        for expert, slot in places.items():
+            first, self._exact_batch = self._exact_batch != at, at
+            span = Span(end, end + round(self.hardware.copy_ms(speculative=False, first=first) * NS))
+            end = self._free["h2d"] = span.end
+            self._record_copy("copy.exact", at, at.layer, expert, slot, span)
+            spans.append(span)
+        return spans
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Span]) -> Span:
         first, self._launched = self._launched != at, at

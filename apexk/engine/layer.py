@@ -32,10 +32,10 @@ class LayerTask:
 
     at: At
     parts: list[Rows]  # the whole input where it is one
-    loads: dict[int, int]
-    cpu: tuple[int, ...]  # the experts whose copy failed included
-    resident: tuple[int, ...]
+    view: RouteView
+    plan: Plan
     arrived: tuple[int, ...]  # copied for this layer; waves have none left
+    failed: tuple[int, ...]  # whose copy failed: the CPU computes them
     events: LayerEvents
     hosts: list[Event | None]  # by part: its CPU rows are back
     ticket: Ticket | None  # of the prediction, which reads x; None once its result was taken
@@ -60,7 +60,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     unassigned = max(plan.estimates[0]) if plan.estimates else None
     estimated = None if plan.est_cpu_ms is None else max(plan.est_cpu_ms, plan.est_gpu_ms)
     events = LayerEvents(at, device.now_ms(), layer == engine.shape.layers - 1, rows.tokens, unassigned, estimated)
-    in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else len(engine.slots[layer].free()))
+    in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else engine.slots[layer].free_count)
     rows.loads = loads
     # waves take slots again within the layer, so no part could come back to them: they run whole
     parts = [rows] if in_waves or not rows.parts else rows.parts
@@ -80,32 +80,32 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
         _launch(engine, events, first, plan.gpu_resident + arrived, "gpu.arrived" if arrived else "gpu.resident")
     if failed:  # the lane is in order: the later event, where the part has tokens for them, stands for both
         hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
-    cpu = plan.cpu + failed
     if len(parts) > 1:
-        hosts.append(_start_host(engine, events, parts[1], cpu))
-    _count(engine, view, plan, len(events.copies), failed)
-    task = LayerTask(at, parts, loads, cpu, plan.gpu_resident, arrived, events, hosts, ticket, ticket.event if ticket else None)
+        hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
+    task = LayerTask(at, parts, view, plan, arrived, failed, events, hosts, ticket, ticket.event if ticket else None)
     _speculate(engine, task)
     return task
 
 
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
-    events, parts, hosts = task.events, task.parts, task.hosts
+    events, parts, hosts, plan = task.events, task.parts, task.hosts, task.plan
+    cpu = plan.cpu + task.failed
     _speculate(engine, task)
     for number, part in enumerate(parts):
         if number + 1 < len(parts):
-            _launch(engine, events, parts[number + 1], task.resident + task.arrived, "gpu.resident")
+            _launch(engine, events, parts[number + 1], plan.gpu_resident + task.arrived, "gpu.resident")
         # x may be written again once this layer is merged, so the last merge also waits for the prediction, which reads it
         after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None)
         events.combined = engine.device.combine(task.at, part, part.loads, part.of(out), part.of(shared), after)
         if number + 2 < len(parts):  # its buffer has been merged
-            hosts.append(_start_host(engine, events, parts[number + 2], task.cpu, wait_for(events.combined)))
+            hosts.append(_start_host(engine, events, parts[number + 2], cpu, wait_for(events.combined)))
     if not engine.policy.keeps_fetched:
         for expert in task.arrived:
             engine.slots[task.at.layer].land(expert)  # who takes its slot comes a step later
             engine.slots[task.at.layer].evict(expert)
-    engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.loads)
+    _count(engine, task, cpu)
+    engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.view.loads)
     engine.observer.add(events)
     _speculate(engine, task)
     engine.leave()
@@ -124,7 +124,7 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     memory = engine.policy.recall(at.layer, at.phase, loads)
     return RouteView(
         step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=landed | coming if coming else landed,
-        available=len(slots.free()) + len(landed.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
+        available=slots.free_count + len(landed.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
         in_flight=in_flight, channel_wait_ms=0.0 if in_flight else engine.device.channel_wait_ms(), resident_first=engine.resident_first,
     )
 
@@ -136,7 +136,6 @@ def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequen
     if not experts and not (device.host_runs_empty and engine.policy.uses_cpu):
         return None
     events.cpu_experts += len(experts)
-    events.cpu_pairs += sum([loads[e] for e in experts])
     events.host = device.run_host(events.at, rows, experts, loads, after)
     return events.host
 
@@ -145,22 +144,25 @@ def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEven
     """Issues the exact copies; returns every expert that will have arrived, a running speculative copy included, and those
     whose copy failed: the CPU computes them."""
     fetch = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
-    places = zip(fetch, engine.take_slots(at.layer, fetch, frozenset(view.loads), at.step), strict=True)
-    failed = tuple(expert for expert, slot in places if not _copy_one(engine, events, expert, slot))
-    return tuple(e for e in plan.exact_fetch if e not in failed), failed
+    failed = _issue(engine, events, fetch, frozenset(view.loads)) if fetch else ()
+    return tuple([e for e in plan.exact_fetch if e not in failed]) if failed else plan.exact_fetch, failed
 
 
-def _copy_one(engine: Engine, events: LayerEvents, expert: int, slot: int, after: tuple[Event, ...] = ()) -> bool:
-    """Whether the copy is under way; `slot` is free, and stays so where it is not."""
-    at = events.at
-    try:
-        event = engine.device.copy_expert(at, expert, slot, after)
-    except CopyFailed as error:
-        log.warning("layer %d, step %d: expert %d runs on the CPU, its copy failed: %s", at.layer, at.step, expert, error)
-        return False
-    engine.slots[at.layer].begin(expert, slot, event)
-    events.copies.append(event)
-    return True
+def _issue(engine: Engine, events: LayerEvents, fetch: list[int], spared: frozenset[int], after: tuple[Event, ...] = ()) -> tuple[int, ...]:
+    """Takes slots for the copies of `fetch`, of no `spared` expert, and issues them; returns those that failed, whose slots
+    stay free."""
+    if not fetch:
+        return ()
+    at, slots, failed = events.at, engine.slots[events.at.layer], []
+    places = dict(zip(fetch, engine.take_slots(at.layer, fetch, spared, at.step), strict=True))
+    for (expert, slot), event in zip(places.items(), engine.device.copy_experts(at, places, after), strict=True):
+        if isinstance(event, CopyFailed):
+            log.warning("layer %d, step %d: expert %d runs on the CPU, its copy failed: %s", at.layer, at.step, expert, event)
+            failed.append(expert)
+        else:
+            slots.begin(expert, slot, event)
+            events.copies.append(event)
+    return tuple(failed)
 
 
 def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView, plan: Plan) -> tuple[int, ...]:
@@ -170,18 +172,18 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
     The first wave spares the active residents; they have been launched, so later waves may take their slots too, but for
     those that the policy holds. Policies that keep nothing use the free slots only, and free them again.
     """
-    at, slots, keeps = events.at, engine.slots[events.at.layer], engine.policy.keeps_fetched
+    slots, keeps = engine.slots[events.at.layer], engine.policy.keeps_fetched
     waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
     landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
     spared, read, failed = frozenset(view.loads), (), []
     while waiting or landing:
-        room = len(slots.free())
+        room = slots.free_count
         if keeps:
             room += len(exact_candidates(slots.resident(), spared, slots.loading()))
         wave, waiting = waiting[:room], waiting[room:]
-        copied = []
-        for expert, slot in zip(wave, engine.take_slots(at.layer, wave, spared, at.step), strict=True):
-            (copied if _copy_one(engine, events, expert, slot, read) else failed).append(expert)
+        lost = _issue(engine, events, wave, spared, read)
+        failed += lost
+        copied = [e for e in wave if e not in lost]
         _launch(engine, events, rows, (*landing, *copied), "gpu.arrived")
         for expert in (*landing, *copied):
             slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
@@ -201,7 +203,6 @@ def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int,
     after = wait_for(*slots.writing(experts))
     event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
     events.launches.append((len(experts), event))
-    events.gpu_pairs += sum([loads[e] for e in experts])
 
 
 def _of_part(rows: Rows, experts: Sequence[int]) -> Sequence[int]:
@@ -235,13 +236,17 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
     )
 
 
-def _count(engine: Engine, view: RouteView, plan: Plan, copies: int, failed: tuple[int, ...]) -> None:
+def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...]) -> None:
+    view, plan, events, copies = task.view, task.plan, task.events, len(task.events.copies)
+    loads = view.loads
+    events.cpu_pairs = sum([loads[e] for e in cpu])
+    events.gpu_pairs = sum(loads.values()) - events.cpu_pairs
     totals = engine.totals[view.phase]
-    totals.active += len(view.loads)
-    totals.hits += sum(map(view.resident.__contains__, view.loads))
+    totals.active += len(loads)
+    totals.hits += len(view.resident.intersection(loads))
     totals.exact += copies
     totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert
-    totals.failed_copies += len(failed)
-    totals.cpu_experts += len(plan.cpu) + len(failed)
-    totals.cpu_pairs += sum([view.loads[e] for e in plan.cpu + failed])
+    totals.failed_copies += len(task.failed)
+    totals.cpu_experts += len(cpu)
+    totals.cpu_pairs += events.cpu_pairs

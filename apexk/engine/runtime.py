@@ -130,10 +130,9 @@ class Engine:
     def _copy_and_wait(self, at: At, copies: list[SpeculativeCopy], after: tuple[Event, ...]) -> None:
         totals = self.totals[at.phase]
         for copy in copies:
-            try:
-                event = self.device.copy_expert(At(at.step, copy.layer, at.phase), copy.expert, copy.slot, after)
-            except CopyFailed as error:
-                log.warning("layer %d, after step %d: expert %d was not copied: %s", copy.layer, at.step, copy.expert, error)
+            (event,) = self.device.copy_experts(At(at.step, copy.layer, at.phase), {copy.expert: copy.slot}, after)
+            if isinstance(event, CopyFailed):
+                log.warning("layer %d, after step %d: expert %d was not copied: %s", copy.layer, at.step, copy.expert, event)
                 self._book(copy, None)
                 self.slots[copy.layer].abandon(copy.expert)
                 continue
@@ -153,10 +152,11 @@ class Engine:
         """Free slots for exact copies of `experts`, evicting what the policy likes least and this layer does not use."""
         slots = self.slots[layer]
         free = slots.free()
-        missing = max(0, len(experts) - len(free))
-        candidates = exact_candidates(slots.resident(), active, slots.loading())
-        victims = self.policy.victims(layer, candidates, missing, step) if missing else ()
-        return (free + [slots.evict(e) for e in victims])[: len(experts)]
+        missing = len(experts) - len(free)
+        if missing > 0:
+            candidates = exact_candidates(slots.resident(), active, slots.loading())
+            free += [slots.evict(e) for e in self.policy.victims(layer, candidates, missing, step)]
+        return free[: len(experts)]
 
     def _settle_running(self, at: At, loads: dict[int, int], running: Running) -> InFlight | None:
         copy, needed = running.copy, _needed(running.copy, at, loads)

@@ -1,8 +1,9 @@
 """Overheads in microseconds, each beside a yardstick of the same run.
 
 `decide`, `check`, `launch` and `layer` are processor time of the thread that runs the model, so that waiting for the GPU and
-other load on the machine do not count. The layer runs `CudaDevice` on the fake runtime with kernels that do nothing: its own
-Python and native code, without the launch of a Triton kernel and without the driver's part, which only a GPU can tell.
+other load on the machine do not count. The layer runs `CudaDevice` on the fake runtime with kernels that do nothing and
+streams that wake no thread for what they can do at once: its own Python and native code, without the launch of a Triton kernel
+and without the driver's part, which only a GPU can tell.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ class Silent(ReferenceKernels):
     def combine(self, *_) -> None: ...
 
 
+class Stamped(CudaDevice):
+    """Says when the engine first asked for a layer's prediction, thread time in ns: everything has been launched by then."""
+
+    launched_ns: int | None = None
+
+    def take_prediction(self, ticket):
+        self.launched_ns = self.launched_ns or time.thread_time_ns()
+        return super().take_prediction(ticket)
+
+
 def yardstick() -> float:
     """Microseconds of thread time for a thousand look-ups in a dictionary: how fast this Python is here and now."""
     table = {n: n for n in range(1000)}
@@ -103,14 +114,15 @@ def policy_us(name: str, experts: int, tokens: int, repeats: int) -> tuple[float
 
 def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, float]:
     """Medians of one layer in microseconds: from the routing being on the host to everything launched, which the GPU may have
-    to wait for; and of all of it, the read-back, the merge and learning from earlier layers' times included, which mostly run
+    to wait for, queueing what was predicted excepted; and of all of it, that, the read-back, the merge and learning from earlier layers' times included, which mostly run
     beside the GPU's work. `steps` steps of `LAYERS` layers."""
     block = ExpertBlock(HIDDEN, INTERMEDIATE, torch.bfloat16)
     store = HostStore(LAYERS, experts, block)
     for layer in range(LAYERS):
         store.blocks(layer).zero_()
     rule = {"activation": "silu", "weight_on_input": False}
-    device = CudaDevice(FakeCuda(), Timeline(None), store, experts // 4, Silent(block, experts, torch.device("cpu"), **rule), topk=TOPK, threads=1, **rule)
+    kernels = Silent(block, experts, torch.device("cpu"), **rule)
+    device = Stamped(FakeCuda(eager=True), Timeline(None), store, experts // 4, kernels, topk=TOPK, threads=1, **rule)
     try:
         policy = _policy(name, experts, experts // 4)
         engine = Engine(ModelShape(LAYERS, experts, TOPK), experts // 4, device, policy, EngineSettings(), Timeline(None), block.payload_bytes)
@@ -119,10 +131,10 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
         for step in range(steps):
             for layer in range(LAYERS):
                 rows = _rows(experts, tokens, seed=step * LAYERS + layer)
-                out = torch.empty_like(rows.x)
+                out, device.launched_ns = torch.empty_like(rows.x), None
                 began = time.thread_time_ns()
                 task = submit(engine, layer, rows, "decode", [lambda _, rows=rows: (rows.topk_ids, rows.topk_weights)])
-                launched = time.thread_time_ns() - routed[-1]
+                launched = (device.launched_ns or time.thread_time_ns()) - routed[-1]
                 join(engine, task, out)
                 taken.append((launched / 1e3, (time.thread_time_ns() - began) / 1e3))
         launches, whole = zip(*taken[len(taken) // 4 :], strict=True)  # the first quarter warms up

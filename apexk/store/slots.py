@@ -28,6 +28,7 @@ class Slots:
         self._of: dict[int, int] = {}
         self._loading: set[int] = set()
         self._free = set(range(capacity))
+        self._resident: frozenset[int] | None = frozenset()  # None: to be made again
 
     @property
     def capacity(self) -> int:
@@ -35,13 +36,19 @@ class Slots:
 
     def resident(self) -> frozenset[int]:
         """Experts whose copy has landed."""
-        return frozenset(self._of.keys() - self._loading) if self._loading else frozenset(self._of)
+        if self._resident is None:
+            self._resident = frozenset(self._of.keys() - self._loading) if self._loading else frozenset(self._of)
+        return self._resident
 
     def loading(self) -> frozenset[int]:
         return frozenset(self._loading)
 
     def free(self) -> list[int]:
         return sorted(self._free)
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
 
     def slot_of(self, expert: int) -> int:
         return self._of[expert]
@@ -63,6 +70,7 @@ class Slots:
         slot = self._of.get(expert)
         if slot is None or self.slots[slot].loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be evicted: {self._say(expert)}")
+        self._resident = None
         del self._of[expert]
         self.slots[slot].expert = None
         self._free.add(slot)
@@ -84,6 +92,7 @@ class Slots:
         """The copy of `expert` is known to be done: it is resident, and nobody has to wait for it any more."""
         if expert not in self._of or not self.slots[self._of[expert]].loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to land: {self._say(expert)}")
+        self._resident = None
         slot = self.slots[self._of[expert]]
         self._loading.discard(expert)
         slot.loading, slot.written = False, None

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import weakref
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -154,43 +155,51 @@ class HostFFN:
         self, x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
     ) -> tuple[lib.FFNCall, tuple]:
         """The native description of a call, and what must stay alive while it runs."""
+        described = self.describe(x, topk_ids, topk_weights, out, intermediate, activation, biases, weight_on_input, summed)
+        call, keep = self.complete(described, blocks, experts)
+        return call, (x, topk_weights, out, *keep)
+
+    def complete(self, described: lib.FFNCall, blocks: torch.Tensor, experts: Sequence[int]) -> tuple[lib.FFNCall, tuple]:
+        """`described`, which may be used again, with the experts; and what must stay alive beside the tensors of `describe`."""
         if not self._close.alive:
             raise ValueError("this HostFFN is closed")
+        _check("blocks", blocks, 1, (torch.int64,), contiguous=True)
+        known = blocks.shape[0]
+        if experts and not (min(experts) >= 0 and max(experts) < known):
+            raise ValueError(f"experts must be in [0, {known}), got {[e for e in experts if not 0 <= e < known]}")
+        wanted = array("i", experts)  # int32; filled in half the time that a ctypes array takes
+        call = lib.FFNCall.from_buffer_copy(described)
+        call.blocks, call.num_experts, call.experts, call.expert_count = blocks.data_ptr(), known, wanted.buffer_info()[0], len(wanted)
+        return call, (blocks, wanted)
+
+    def describe(self, x, topk_ids, topk_weights, out, intermediate, activation, biases, weight_on_input, summed) -> lib.FFNCall:
+        """The native description of a call but for its experts; most of a call's checks are here."""
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
         if intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {intermediate}")
         _check("x", x, 2, tuple(DTYPES))
         tokens, hidden = x.shape
-        _check("blocks", blocks, 1, (torch.int64,), contiguous=True)
         _check("topk_ids", topk_ids, 2, (torch.int64, torch.int32), contiguous=True)
         topk = topk_ids.shape[1]
-        _check("topk_ids", topk_ids, 2, shape=(tokens, topk))
+        if topk_ids.shape[0] != tokens:
+            raise ValueError(f"topk_ids must have shape {(tokens, topk)}, got {tuple(topk_ids.shape)}")
         _check("topk_weights", topk_weights, 2, (torch.float32,), shape=(tokens, topk), contiguous=True)
         _check("out", out, 2, (torch.float32,), shape=(tokens if summed else tokens * topk, hidden), contiguous=True)
         if hidden < 1 or topk < 1:
             raise ValueError(f"x must have columns and topk_ids too, got shapes {tuple(x.shape)}, {tuple(topk_ids.shape)}")
         if x.stride(1) != 1 and hidden > 1 or tokens > 1 and x.stride(0) < hidden:
             raise ValueError(f"x must have contiguous rows that do not overlap, got strides {x.stride()}")
-
-        strangers = [e for e in experts if not 0 <= e < blocks.shape[0]]
-        if strangers:
-            raise ValueError(f"experts must be in [0, {blocks.shape[0]}), got {strangers}")
-        wanted = (ctypes.c_int32 * len(experts))(*experts)
-        call = lib.FFNCall(
+        return lib.FFNCall(
             x=x.data_ptr(),
-            blocks=blocks.data_ptr(),
             topk_ids=topk_ids.data_ptr(),
             topk_weights=topk_weights.data_ptr(),
-            experts=ctypes.addressof(wanted),
             out=out.data_ptr(),
             tokens=tokens,
             x_stride=max(x.stride(0), hidden),
             hidden=hidden,
             intermediate=intermediate,
             topk=topk,
-            num_experts=blocks.shape[0],
-            expert_count=len(wanted),
             id_bytes=topk_ids.element_size(),
             dtype=DTYPES[x.dtype],
             activation=ACTIVATIONS[activation],
@@ -198,19 +207,18 @@ class HostFFN:
             weight_on_input=weight_on_input,
             summed=summed,
         )
-        return call, (x, topk_weights, out, blocks, wanted)
 
 
 def _check(name: str, tensor: torch.Tensor, rank: int, dtypes=None, *, shape=None, contiguous=False) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(f"{name} must be on the CPU, got {tensor.device}")
     if dtypes and tensor.dtype not in dtypes:
         raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
     if tensor.dim() != rank:
         raise ValueError(f"{name} must have {rank} dimensions, got shape {tuple(tensor.shape)}")
-    if shape is not None and tuple(tensor.shape) != shape:
+    if shape is not None and tensor.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
     if contiguous and not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")

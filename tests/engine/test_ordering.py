@@ -40,10 +40,10 @@ class Unreliable:
     def done(self, event):
         return self._draw.random() >= self._late and self.inner.done(event)
 
-    def copy_expert(self, at, expert, slot, after=()):
-        if self._draw.random() < self._failing:
-            raise CopyFailed("injected")
-        return self.inner.copy_expert(at, expert, slot, after)
+    def copy_experts(self, at, places, after=()):
+        failing = {expert for expert in places if self._draw.random() < self._failing}
+        issued = iter(self.inner.copy_experts(at, {expert: slot for expert, slot in places.items() if expert not in failing}, after))
+        return [CopyFailed("injected") if expert in failing else next(issued) for expert in places]
 
 
 def checked(device):

@@ -25,15 +25,16 @@ def test_failed_copies_change_no_token(trained, policy, share, caplog):
     texts = demo.prompts(3, seed=2)
     wanted = demo.generate(model, tokenizer, texts, 8)
     with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=5)) as handle:
-        real, draw = handle._device.copy_expert, random.Random(1)
+        real, draw = handle._device.copy_experts, random.Random(1)
 
-        def failing(at, expert, slot, after=()):
-            if draw.random() < share:
+        def failing(at, places, after=()):
+            lost = {expert: slot for expert, slot in places.items() if draw.random() < share}
+            for slot in lost.values():
                 handle._device.halves.poison(at.layer, slot)
-                raise CopyFailed("injected")
-            return real(at, expert, slot, after)
+            issued = iter(real(at, {expert: slot for expert, slot in places.items() if expert not in lost}, after))
+            return [CopyFailed("injected") if expert in lost else next(issued) for expert in places]
 
-        handle._device.copy_expert = failing
+        handle._device.copy_experts = failing
         assert torch.equal(demo.generate(model, tokenizer, texts, 8), wanted)
         sums = handle.summary()
     failed = sum(phase["failed_copies"] for phase in sums.values())

@@ -13,7 +13,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("kind", [Stop, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["read_back", "run_host", "copy_expert", "run_slots", "predict", "speculate", "combine", "attention"])
+@pytest.mark.parametrize("where", ["read_back", "run_host", "copy_experts", "run_slots", "predict", "speculate", "combine", "attention"])
 def test_an_exception_in_the_middle_of_generate(fresh, monkeypatch, kind, where):
     """At any point of a step: the swapped model works again at once, and restores to what it was."""
     model, tokenizer, before, keys = fresh

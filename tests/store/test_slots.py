@@ -45,6 +45,7 @@ class Life(RuleBasedStateMachine):
         assert self.slots.resident() == {e for e, (_, state) in self.truth.items() if state == "ready"}
         assert self.slots.loading() == {e for e, (_, state) in self.truth.items() if state == "loading"}
         assert set(self.slots.free()) == set(range(CAPACITY)) - {s for s, _ in self.truth.values()}
+        assert self.slots.free_count == CAPACITY - len(self.truth)
         assert all(self.slots.slot_of(e) == s and self.slots[s].expert == e for e, (s, _) in self.truth.items())
 
 

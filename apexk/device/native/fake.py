@@ -30,7 +30,7 @@ class Config(ctypes.Structure):
     """`apexk_fake_config`."""
 
     _fields_ = [("seed", c_uint64), ("link_bytes_per_s", ctypes.c_double), ("delay_us", c_int32), ("one_callback_thread", c_int32),
-                ("memory_bytes", c_uint64)]
+                ("memory_bytes", c_uint64), ("eager", c_int32)]
 
 
 _SIGNATURES = {  # name -> (result, arguments)
@@ -40,6 +40,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_fake_fail": (None, [c_int32, c_int32, c_int32]),
     "apexk_fake_count": (c_int64, [c_int32]),
     "apexk_fake_stream_create": (c_int32, [POINTER(c_void_p)]),
+    "apexk_fake_stream_query": (c_int32, [c_void_p]),
     "apexk_fake_event_ns": (c_int32, [c_void_p, POINTER(c_int64)]),
     "apexk_fake_launch": (c_int32, [c_void_p, HOST_FUNCTION, c_void_p]),
     "apexk_fake_malloc": (c_int32, [POINTER(c_void_p), c_uint64]),
@@ -90,7 +91,8 @@ class FakeCuda(CudaRuntime):
     """See `CudaRuntime`. `link_gb_s`: copies of one direction share it, 0 = as fast as memory. `delay_us`: every second operation
     is delayed by up to this, drawn by `seed`. `memory_bytes`: what `empty_device` can give in all. `memory_operations`: whether
     there are stream memory operations. `one_callback_thread`: host functions of all streams run on one thread, in turn, which
-    CUDA may do. One at a time in a process.
+    CUDA may do. `eager`: what finds its stream idle and waits for nothing runs within the call that asks for it, so that timing
+    the caller does not time the waking of threads; it wants no rate and no delay. One at a time in a process.
     """
 
     name = "fake CUDA"
@@ -98,8 +100,10 @@ class FakeCuda(CudaRuntime):
     ordinal = 0
 
     def __init__(self, *, seed: int = 0, link_gb_s: float = 0.0, delay_us: int = 0, memory_bytes: int = 1 << 30,
-                 memory_operations: bool = True, one_callback_thread: bool = False):
-        self._library, self._memory_bytes = _load(), memory_bytes
+                 memory_operations: bool = True, one_callback_thread: bool = False, eager: bool = False):
+        if eager and (link_gb_s or delay_us):
+            raise ValueError(f"eager leaves no time for a link of {link_gb_s} GB/s nor for delays of {delay_us} us")
+        self._library, self._memory_bytes, self._eager = _load(), memory_bytes, eager
         self.has_stream_memory_operations = memory_operations
         self._api = lib.CudaApi()
         self._library.apexk_fake_table(self._api)
@@ -111,7 +115,7 @@ class FakeCuda(CudaRuntime):
         self._raised: list[BaseException] = []  # by kernels
         self._numbers = itertools.count(1)
         self._trampoline = HOST_FUNCTION(self._run)
-        config = Config(seed, link_gb_s * 1e9, delay_us, one_callback_thread, memory_bytes)
+        config = Config(seed, link_gb_s * 1e9, delay_us, one_callback_thread, memory_bytes, eager)
         if self._library.apexk_fake_start(config):
             raise RuntimeError("a fake CUDA runtime is running in this process: close it first")
         self._stop = weakref.finalize(self, self._library.apexk_fake_stop)
@@ -179,7 +183,10 @@ class FakeCuda(CudaRuntime):
         self._check("cudaMemcpyAsync", self._memcpy_async(dst, src, nbytes, 1 if to_device else 2, stream.handle))
 
     def launch(self, stream: Stream, fn: Callable[[], None]) -> None:
-        self._queue("kernel launch", self._library.apexk_fake_launch, stream, fn)
+        if self._eager and self._library.apexk_fake_stream_query(stream.handle) == 0:
+            fn()  # as the real runtime calls it, from Python
+        else:
+            self._queue("kernel launch", self._library.apexk_fake_launch, stream, fn)
 
     def launch_host_function(self, stream: Stream, fn: Callable[[], None]) -> None:
         """`fn` as a host function: on the callback thread where there is one."""

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -54,6 +55,7 @@ class HandOff(lib.Native):
         self._library, self._ffn = lib.load(), ffn
         self._handle, self._error, self._ticket = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_uint64()
         self._worker, self._start, self._end = ctypes.c_int32(), ctypes.c_int64(), ctypes.c_int64()
+        self._described: tuple = ((object(),), None)  # tensors and options of the newest job, and their native description
         self._buffers: dict[int, tuple] = {}  # what outstanding jobs read and write, by ticket
         self._joined: dict[int, Stream] = {}  # by handle: they may still look at a flag when its job is done
         flags = runtime.empty_pinned((FLAGS_BYTES * depth,), torch.uint8)
@@ -68,19 +70,21 @@ class HandOff(lib.Native):
                experts: Sequence[int], out: torch.Tensor, *, intermediate: int, activation: str = "silu", biases: bool = False,
                weight_on_input: bool = False, summed: bool = False, layer: int = 0) -> int:
         """As `HostFFN.submit`, once all that is now on the stream `rows` is done (so the copies into x, topk_ids and
-        topk_weights, which are pinned, have been put there). `layer` names the NVTX range. Returns a ticket. Raises
+        topk_weights, which are pinned, have been put there; tensors keep their shapes). `layer` names the NVTX range. Returns a ticket. Raises
         `HandOffError` for an earlier job."""
         self.check()
         if len(experts) > self.max_experts:
             raise ValueError(f"{len(experts)} experts for one job; this hand-off was made for at most {self.max_experts}")
-        call, keep = self._ffn.native_call(x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases,
-                                           weight_on_input, summed)
+        given = (x, topk_ids, topk_weights, out, intermediate, activation, biases, weight_on_input, summed)
+        if not all(map(is_, given, self._described[0])):  # layer after layer a caller's buffers are the same
+            self._described = given, self._ffn.describe(*given)
+        call, keep = self._ffn.complete(self._described[1], blocks, experts)
         status = self._library.apexk_hand_off_submit(self._handle, call, rows.handle, layer, ctypes.byref(self._ticket), ctypes.byref(self._error))
         if status == lib.FULL:
             raise RuntimeError(f"{self.depth} CPU jobs are outstanding and none has been waited for: make the hand-off with a larger depth")
         self._raise_for("handing rows to the CPU", status)
         ticket = self._ticket.value
-        self._buffers[ticket] = (*keep, topk_ids)
+        self._buffers[ticket] = (*keep, *given[:4])
         self._buffers.pop(ticket - self.depth, None)  # its place in the ring was free
         return ticket
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from ctypes import CFUNCTYPE, c_int32, c_uint64, c_void_p
 
 import pytest
 import torch
@@ -54,6 +55,40 @@ def test_the_link_is_shared_by_a_direction(make_runtime):
     for stream in streams:
         runtime.synchronize_stream(stream)
     assert time.perf_counter() - start >= 4 * 100_000 / 0.02e9 and torch.equal(source, target)
+
+
+def test_an_eager_stream_does_what_waits_for_nothing_within_the_call(make_runtime):
+    runtime = make_runtime(eager=True)
+    first, second, event, seen = runtime.new_stream("first"), runtime.new_stream("second"), runtime.new_event(), []
+    source, target = runtime.empty_pinned((64,), torch.uint8).random_(), runtime.empty_device((64,), torch.uint8)
+    here = threading.get_ident()
+    runtime.launch(first, lambda: seen.append(threading.get_ident()))
+    runtime.copy_async(target.data_ptr(), source.data_ptr(), 64, True, first)
+    runtime.record(event, first)
+    assert seen == [here] and torch.equal(source, target) and runtime.query(event)
+    runtime.record(event, first)
+    runtime.wait(second, event)
+    runtime.launch(second, lambda: seen.append("behind"))
+    assert seen == [here, "behind"]
+
+
+def test_an_eager_stream_keeps_its_order_behind_what_must_wait(make_runtime):
+    runtime = make_runtime(eager=True)
+    table, flag = runtime.table(), runtime.empty_pinned((1,), torch.int64).zero_()
+    wait_value = CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64, c_int32)(table.stream_wait_value64)
+    stream, event, seen = runtime.new_stream("waits"), runtime.new_event(), []
+    assert wait_value(stream.handle, flag.data_ptr(), 1, 0) == 0
+    runtime.launch(stream, lambda: seen.append("kernel"))
+    runtime.record(event, stream)
+    assert seen == [] and not runtime.query(event)
+    flag[0] = 1
+    runtime.synchronize_stream(stream)
+    assert seen == ["kernel"] and runtime.query(event)
+
+
+def test_an_eager_stream_has_no_time_for_a_link():
+    with pytest.raises(ValueError, match="0.5 GB/s"):
+        FakeCuda(eager=True, link_gb_s=0.5)
 
 
 def test_memory(make_runtime):

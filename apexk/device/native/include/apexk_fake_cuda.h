@@ -18,6 +18,8 @@ typedef struct apexk_fake_config {
   int32_t delay_us;             /* every second operation, by the seed, is delayed by up to this */
   int32_t one_callback_thread;  /* host functions of all streams run in turn on one thread, as CUDA may do */
   uint64_t memory_bytes;        /* device memory in all */
+  int32_t eager;                /* an operation that finds its stream idle and has nothing to wait for runs in the call itself:
+                                   for timing a caller, which then wakes no thread. No rate limit, no delay */
 } apexk_fake_config;
 
 typedef enum apexk_fake_call { /* what can be made to fail */

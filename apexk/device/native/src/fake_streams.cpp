@@ -81,6 +81,12 @@ Stream::~Stream() {
 void Stream::put(const Op &op) {
   {
     std::unique_lock lock(mutex_);
+    if (shared_.config.eager && put_ == done_ && ready(op)) {
+      run(op);
+      put_++;
+      done_++;
+      return;
+    }
     progress_.wait(lock, [this] { return put_ - done_ < kRing; });
     ring_[put_++ % kRing] = op;
   }
@@ -120,6 +126,13 @@ void Stream::delay() {
   random_ = random_ * 6364136223846793005u + 1442695040888963407u;
   const uint64_t drawn = random_ >> 33;
   if (drawn & 1) std::this_thread::sleep_for(microseconds((drawn >> 1) % shared_.config.delay_us));
+}
+
+bool Stream::ready(const Op &op) {
+  if (op.kind == Op::wait_value) return __atomic_load_n(static_cast<uint64_t *>(op.dst), __ATOMIC_ACQUIRE) >= op.number;
+  if (op.kind != Op::wait_event) return true;
+  std::lock_guard lock(op.event->mutex);
+  return op.event->done >= op.number;
 }
 
 void Stream::run(const Op &op) {

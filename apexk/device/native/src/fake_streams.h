@@ -73,6 +73,7 @@ class Stream {
  private:
   static constexpr size_t kRing = 1024;
   void serve();
+  bool ready(const Op &op);  // it would not wait
   void run(const Op &op);
   void copy(const Op &op);
   void delay();
