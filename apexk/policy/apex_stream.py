@@ -31,17 +31,29 @@ class ApexStream(Apex):
         return {"guarded": super().recall(layer, phase, loads) is not None, "held": held}
 
     def on_route(self, view: RouteView) -> Plan:
-        memory = view.memory
-        slots = view.available if memory["held"] is None else len(view.loads)
-        plan = choose(replace(view, available=slots), limit=0 if memory["guarded"] else None)
-        first = view.in_flight.expert if view.in_flight else None
-        if plan.transfer_count > view.available + (first is not None):
-            held = self.holds(view)
-            # lightest first, but for a copy under way; held ones last: from then on their slots take no part in the waves
-            order = sorted(reversed(plan.exact_fetch), key=lambda e: (e != first, e in held))
-            plan = replace(plan, exact_fetch=tuple(order))
+        plan = choose(view, limit=0 if view.memory["guarded"] else None)
+        if view.memory["held"] is not None and not view.memory["guarded"]:
+            plan = min(plan, self._in_waves(view), key=lambda p: _longer(view, p))
         return spill(view, plan) if self.spills else plan
+
+    def _in_waves(self, view: RouteView) -> Plan:
+        plan = choose(replace(view, available=len(view.loads)))
+        first, held = view.in_flight.expert if view.in_flight else None, self.holds(view)
+        # lightest first, but for a copy under way; held ones last: from then on their slots take no part in the waves
+        order = sorted(reversed(plan.exact_fetch), key=lambda e: (e != first, e in held))
+        return replace(plan, exact_fetch=tuple(order)) if waves(view, plan) else plan
 
     def holds(self, view: RouteView) -> frozenset[int]:
         ranked = sorted(view.loads, key=lambda e: (-view.loads[e], e))
         return frozenset(ranked[: view.memory["held"]])
+
+
+def waves(view: RouteView, plan: Plan) -> int:
+    """Waves after the first that its copies take; 0 where they fit at once."""
+    beyond = plan.transfer_count - view.available - (view.in_flight is not None)
+    return max(0, -(-beyond // SCRATCH_SLOTS))
+
+
+def _longer(view: RouteView, plan: Plan) -> float:
+    """The longer path. Each further wave launches once more, and the link waits for it; estimated as a launch's fixed cost."""
+    return max(plan.est_cpu_ms, plan.est_gpu_ms + waves(view, plan) * view.costs.gpu_ms(1, 0))

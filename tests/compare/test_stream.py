@@ -1,0 +1,34 @@
+"""apex_stream against Apex: never slower by more than a hundredth, and a long prefill ends sooner."""
+
+import itertools
+
+import pytest
+
+from apexk import hardware
+from apexk.compare.workload import prompted
+from apexk.sim.demand import demand_of
+from apexk.sim.generate import PRESETS, Shape, generate
+from apexk.sim.run import simulate
+
+
+def speeds(demand, machine, policy, pool):
+    totals = simulate(demand, machine, policy, pool, warmup=0).totals
+    return [totals[phase].tokens / totals[phase].step_ms for phase in ("prefill", "decode")]
+
+
+def hold_against_apex(preset, batch, prompt, layers, pools, gain):
+    demand = demand_of(prompted(generate(preset, shape=Shape(layers=layers), batch=batch, steps=prompt + 12, seed=7), prompt))
+    for name, pool in itertools.product(hardware.names(), pools):
+        stream, apex = (speeds(demand, hardware.load(name), policy, pool) for policy in ("apex_stream", "apex"))
+        assert stream[0] >= gain * apex[0] and stream[1] >= 0.985 * apex[1], (name, pool, stream, apex)
+
+
+@pytest.mark.parametrize(("batch", "prompt", "gain"), [(16, 32, 2.0), (2, 8, 0.99)])
+def test_in_short(batch, prompt, gain):
+    hold_against_apex("diverse-tokens", batch, prompt, 3, (8, 64), gain)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("preset", "batch", "prompt"), [(p, *size) for p in PRESETS for size in ((1, 8), (4, 16), (16, 64))])
+def test_at_every_pool(preset, batch, prompt):
+    hold_against_apex(preset, batch, prompt, 6, (4, 8, 16, 32, 64, 128, 256), 0.99)
