@@ -33,7 +33,7 @@ ALLOWED = {
     "apexk/hf/loader/": {"torch", "transformers", "tqdm", "apexk.config", "apexk.store", "apexk.hardware", "apexk.machine"},
     "apexk/machine/": set(),
     "apexk/fit/": {"torch", "transformers", "apexk.config", "apexk.hf", "apexk.sim", "apexk.testing", "apexk.machine", "apexk.store", "apexk.hardware"},
-    "apexk/bench/": {"torch", "transformers", "pyarrow", "accelerate", "apexk.hf", "apexk.config", "apexk.demo", "apexk.testing"},
+    "apexk/bench/": {"torch", "transformers", "fastapi", "pyarrow", "accelerate", "apexk.hf", "apexk.config", "apexk.demo", "apexk.testing"},
     "apexk/demo/": {"torch", "transformers", "tokenizers", "apexk.hf", "apexk.config", "apexk.hardware", "apexk.policy"},
     "apexk/testing/": {"torch", "transformers", "numpy", "apexk.sim", "apexk.hf", "apexk.config", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device"},
     "apexk/overhead/": {"torch", "apexk.engine", "apexk.policy", "apexk.store", "apexk.device", "apexk.timeline", "apexk.hardware"},

@@ -51,6 +51,32 @@ def _processor(session: Session) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
+def bounded(session: Session) -> Iterator[None]:
+    """Meanwhile a request's answer ends where the model's context does, and one whose prompt fills it, or that asks for no token, is refused by
+    status 400. The library's server runs one request after the other and finishes what it was asked for although the client has left: a
+    request for endless tokens would be its last."""
+    from fastapi import HTTPException
+
+    model, context = session.source.model, session.source.context
+    real = model.generate
+
+    def generate(*, input_ids, generation_config, **more):
+        length, wanted = input_ids.shape[-1], generation_config.max_new_tokens
+        if not 0 < length < context:
+            raise HTTPException(400, f"a prompt of {length} tokens; wanted 1 to {context - 1}, for a context of {context}")
+        if wanted is not None and wanted < 1:
+            raise HTTPException(400, f"max_tokens is {wanted}; wanted at least 1")
+        generation_config.max_new_tokens = min(context - length, wanted or context)
+        return real(input_ids=input_ids, generation_config=generation_config, **more)
+
+    model.generate = generate
+    try:
+        yield
+    finally:
+        del model.generate
+
+
+@contextmanager
 def served(session: Session, *, host: str, port: int, continuous_batching: bool = False, background: bool = False) -> Iterator:
     """Runs the server until it is stopped; in the background for the time of the `with`. Raises ImportError without the
     server's packages, and ValueError for a model without a tokenizer. Chat requests need a chat template."""
@@ -58,15 +84,16 @@ def served(session: Session, *, host: str, port: int, continuous_batching: bool 
 
     if session.source.tokenizer is None:
         raise ValueError(f"{session.source.name} has no tokenizer: it cannot be served")
-    real = model_manager.ModelManager
-    model_manager.ModelManager = manager(session)  # `Serve` takes the class from here when it is made
-    try:
-        server = Serve(force_model=session.source.name, device=str(session.source.model.device), continuous_batching=continuous_batching, host=host,
-                       port=port, non_blocking=background)
-    finally:
-        model_manager.ModelManager = real
-    try:
-        yield server
-    finally:
-        if background:
-            server.kill_server()
+    with bounded(session):
+        real = model_manager.ModelManager
+        model_manager.ModelManager = manager(session)  # `Serve` takes the class from here when it is made
+        try:
+            server = Serve(force_model=session.source.name, device=str(session.source.model.device), continuous_batching=continuous_batching, host=host,
+                           port=port, non_blocking=background)
+        finally:
+            model_manager.ModelManager = real
+        try:
+            yield server
+        finally:
+            if background:
+                server.kill_server()

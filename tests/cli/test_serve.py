@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
@@ -17,6 +18,7 @@ from apexk.demo import model as demo
 
 needs_server = pytest.mark.skipif(not is_serve_available(), reason="needs transformers[serving]")
 TEXT = "In the beginning God created"
+CONTEXT = 64  # shorter than the model's own: a request for more ends there
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def served():
 
     session = open_session("demo", apexk.ApexConfig(device="cpu"))
     session.source.tokenizer.chat_template = PLAIN_TEMPLATE
+    session.source.model.config.max_position_embeddings = CONTEXT
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -105,6 +108,34 @@ def test_a_chat_without_a_template_is_the_askers_error():
             processor.apply_chat_template([{"role": "user", "content": TEXT}])
         assert refused.value.status_code == 400
         assert processor(TEXT)["input_ids"] == session.source.tokenizer(TEXT)["input_ids"]
+
+
+ENDLESS = [
+    ({"max_tokens": 10**9}, 200, "length"), ({"max_tokens": 0}, 400, "max_tokens is 0"), ({"max_tokens": -1}, 400, "max_tokens is -1"),
+    ({"prompt": ""}, 400, "prompt of 0 tokens"), ({"prompt": "word " * 400}, 400, f"for a context of {CONTEXT}"),
+]  # fmt: skip
+
+
+@needs_server
+@pytest.mark.parametrize(("change", "status", "said"), ENDLESS, ids=lambda v: " ".join(v) if isinstance(v, dict) else "")
+def test_a_request_ends_with_the_context(served, change, status, said):
+    """The server takes the next request all the same: it runs one at a time, and to its end."""
+    _, port = served
+
+    def ask(body):
+        request = urllib.request.Request(f"http://localhost:{port}/v1/completions", json.dumps({"model": "demo", "prompt": TEXT, "temperature": 0.0} | body).encode(),
+                                         {"Content-Type": "application/json"})  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=300) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    code, told = ask(change)
+    assert code == status and said in json.dumps(told)
+    if status == 200:
+        assert told["usage"]["total_tokens"] == CONTEXT
+    assert ask({"max_tokens": 1})[0] == 200
 
 
 def test_a_model_without_a_tokenizer_is_refused():
