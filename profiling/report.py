@@ -126,9 +126,10 @@ def run(options: argparse.Namespace) -> int:
         from .chrome import write_trace
 
         write_trace(recording, options.trace)
-    if options.plot or options.plots or options.html:
-        return _draw(recording, path, options, phases)
-    return DONE
+    code = _draw(recording, path, options, phases) if options.plot or options.plots or options.html else DONE
+    for written in filter(None, (options.csv, options.json, options.trace, *((options.plot, options.html) if code == DONE else ()))):
+        print(f"written: {written}", file=sys.stderr)
+    return code
 
 
 def _draw(recording: Recording, path: str, options: argparse.Namespace, phases) -> int:

@@ -51,7 +51,9 @@ def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | No
         raise FileNotFoundError(f"{name}: no folder with a config.json; wanted one, or demo, or random:SHAPE (apexk fit lists shapes)")
     AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)  # refused before the weights are read
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left", trust_remote_code=trust_remote_code)
-    if tokenizer.pad_token is None:
+    if not any((folder / file).is_file() for file in tokenizer.vocab_files_names.values()):
+        tokenizer = None  # the library makes one without words where no file is
+    elif tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = None
     if plain:

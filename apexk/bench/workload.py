@@ -27,6 +27,8 @@ class MissingPackage(RuntimeError):
 
 def read_prompts(path: Path) -> list[str]:
     """All prompts. Raises ValueError or OSError naming the file and line; `MissingPackage` for Parquet without pyarrow."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder of prompts")
     files = sorted(p for p in path.rglob("*") if p.suffix in KINDS) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} holds no file of the kinds {', '.join(KINDS)}")

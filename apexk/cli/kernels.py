@@ -44,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.part in PARTS:
         return importlib.import_module(PARTS[args.part][0]).main(args.rest)
     modes = MODES[args.part]
+    if set(args.rest) & {"-h", "--help"} and not any(f"--{mode}" in args.rest for mode in modes):
+        print("\n".join([f"usage: apexk kernels {args.part} MODE ...\n", *(f"  --{mode:10}{text}" for mode, (_, text) in modes.items())]))
+        return 0
     asked = [mode for mode in modes if f"--{mode}" in args.rest]
     if len(asked) != 1:
         raise ValueError(f"apexk kernels {args.part} wants one of {', '.join('--' + mode for mode in modes)}")

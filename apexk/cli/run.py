@@ -20,13 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=whole(), default=8, help="prompts at once (default: 8)")
     parser.add_argument("--chat", action="store_true", help="use the model's chat template")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
-    parser.add_argument("--temperature", type=positive, default=1.0, help="with --sample (default: 1.0)")
+    parser.add_argument("--temperature", type=positive, help="with --sample (default: 1.0)")
     parser.add_argument("--seed", type=whole(0), default=0, help="with --sample (default: 0)")
     parser.add_argument("--trace", type=out_file, metavar="OUT", help="record the routing into a .trace.npz")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write prompts, answers and sums here")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.temperature is not None and not args.sample:
+        raise ValueError("--temperature came without --sample: the likeliest token has none")
     config = config_of(args)
 
     import torch
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     except MissingPackage as error:
         print(f"apexk run: {error}", file=sys.stderr)
         return LACKING
-    how = {"do_sample": True, "temperature": args.temperature} if args.sample else {"do_sample": False}
+    how = {"do_sample": True, "temperature": args.temperature or 1.0} if args.sample else {"do_sample": False}
     torch.manual_seed(args.seed)
     session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     recorder = _record(args, session, prompts)

@@ -118,6 +118,15 @@ def test_verbs_are_files():
     assert {p.stem for p in folder.glob("*.py")} - shared == set(cli.VERBS)
 
 
+def test_a_kernel_rooms_help_names_its_modes(capsys):
+    from apexk.cli.kernels import MODES
+
+    for room, modes in MODES.items():
+        assert run("kernels", room, "--help") == 0
+        told = capsys.readouterr().out
+        assert all(f"--{mode} " in told for mode in modes)
+
+
 def test_kernel_benchmarks_without_a_gpu(capsys):
     import torch
 

@@ -89,6 +89,7 @@ BAD = [
     (["run", "x", "--tokens", "0"], 2, "tokens"),
     (["run", "x", "--batch", "0"], 2, "batch"),
     (["run", "x", "--temperature", "0", "--sample"], 2, "temperature"),
+    (["run", "x", "--temperature", "0.5"], 2, "--sample"),
     (["run", "x", "--policy", "best"], 2, "apex"),
     (["run", "x", "--pool", "-1"], 2, "pool"),
     (["run", "x", "--pool", "33"], 2, "33"),
@@ -116,6 +117,15 @@ def test_bad_words(words, code, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_folder_without_a_tokenizer_has_none(tmp_path, capsys):
+    """The library would make one that knows no word."""
+    from apexk.demo.model import load
+
+    load()[0].save_pretrained(tmp_path)
+    assert run("run", "x", "--model", tmp_path, "--device", "cpu") == 2
+    assert "no tokenizer" in capsys.readouterr().err
+
+
 def test_a_failing_stream_is_raised_and_ends_its_thread(monkeypatch):
     import apexk
     from apexk.bench.source import open_model
@@ -138,7 +148,8 @@ BAD_CALLS = [
     (lambda m: m(torch.tensor([[999]])), (IndexError, RuntimeError), ""),
     (lambda m: m(inputs_embeds=torch.full((1, 3, 64), float("nan"))), ValueError, "NaN"),
     (lambda m: m.model.layers[1].mlp(torch.zeros(1, 3, 64, dtype=torch.bfloat16)), TypeError, "bfloat16 activations for torch.float32"),
-    (lambda m: m.model.layers[1].mlp(torch.zeros(1, 3, 32)), ValueError, r"wanted \[..., 64\]"),
+    (lambda m: m.model.layers[1].mlp(torch.zeros(1, 3, 32)), ValueError, r"wanted \[..., T, 64\]"),
+    (lambda m: m.model.layers[1].mlp(torch.zeros(64)), ValueError, r"wanted \[..., T, 64\]"),
     (lambda m: m.model.layers[1].mlp(torch.full((1, 3, 64), float("inf"))), ValueError, "not finite"),
 ]
 
