@@ -1,4 +1,5 @@
-"""apex_stream against Apex: never slower by more than a hundredth, and a long prefill ends sooner."""
+"""apex_stream against Apex: no prefill is slower by more than a hundredth, a long one ends sooner, and decode after it is within 3 %: it
+begins with the residents that the prefill left."""
 
 import itertools
 
@@ -20,7 +21,7 @@ def hold_against_apex(preset, batch, prompt, layers, pools, gain):
     demand = demand_of(prompted(generate(preset, shape=Shape(layers=layers), batch=batch, steps=prompt + 12, seed=7), prompt))
     for name, pool in itertools.product(hardware.names(), pools):
         stream, apex = (speeds(demand, hardware.load(name), policy, pool) for policy in ("apex_stream", "apex"))
-        assert stream[0] >= gain * apex[0] and stream[1] >= 0.985 * apex[1], (name, pool, stream, apex)
+        assert stream[0] >= gain * apex[0] and stream[1] >= 0.97 * apex[1], (name, pool, stream, apex)
 
 
 @pytest.mark.parametrize(("batch", "prompt", "gain"), [(16, 32, 2.0), (2, 8, 0.99)])
