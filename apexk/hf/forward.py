@@ -62,8 +62,8 @@ class LayerForward:
             raise TypeError(
                 f"{self._name} got {hidden_states.dtype} activations for {self._experts.dtype} experts (autocast is not supported)"
             )
-        if hidden_states.shape[-1] != self._experts.hidden:
-            raise ValueError(f"{self._name} got hidden states {tuple(hidden_states.shape)}, wanted [..., {self._experts.hidden}]")
+        if hidden_states.ndim < 2 or hidden_states.shape[-1] != self._experts.hidden:
+            raise ValueError(f"{self._name} got hidden states {tuple(hidden_states.shape)}, wanted [..., T, {self._experts.hidden}]")
         if self._views.changed(self._layer):
             self._engine.restart()  # weights were written to (load_state_dict): slots hold the old ones
 
