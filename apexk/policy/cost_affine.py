@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 
 from .cost_rates import TINY_MS, typical_demand
 from .types import CostPrior, ModelShape, Observation
@@ -83,13 +84,14 @@ class Line:
         self.size = len(start)
         self.places = [(i, j) for i in range(self.size) for j in range(i, self.size + 1)]
         self.sums = [w if i == j else w * start[i] if j == self.size else 0.0 for w, (i, j) in ((weights[p[0]], p) for p in self.places)]
+        self.rows, self.columns = (itemgetter(*numbers) for numbers in zip(*self.places, strict=True))
         self.forgetting = forgetting
         self.back = [(1.0 - forgetting) * prior for prior in self.sums]  # what each sample returns to the prior
         self.fitted: tuple[float, ...] | None = tuple(start)
 
     def add(self, sample: Sequence[float], ms: float) -> None:
         keep, seen = self.forgetting, (*sample, ms)
-        self.sums = [keep * old + seen[i] * seen[j] + back for old, (i, j), back in zip(self.sums, self.places, self.back, strict=True)]
+        self.sums = [keep * old + x * y + back for old, x, y, back in zip(self.sums, self.rows(seen), self.columns(seen), self.back, strict=True)]
         self.fitted = None
 
     def fit(self) -> tuple[float, ...]:

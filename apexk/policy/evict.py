@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import log1p
+from operator import mul
 from typing import Literal
 
 from .cost_affine import solve
@@ -59,13 +60,12 @@ class LayerUtility:
         if self.scored != step:
             self._reach(step + 1)
             self.scores, self.scored = {}, step
-        known = self.scores.keys()
-        self._score([e for e in candidates if e not in known], step)
+        self._score(set(candidates).difference(self.scores), step)
         ranked = sorted(candidates, key=self.order.__getitem__)
         ranked.sort(key=self.scores.__getitem__)  # stable
         return tuple(ranked[:count])
 
-    def _score(self, experts: Sequence[int], step: int) -> None:
+    def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers = self.scores, self.value, self.active, self.powers
         for e in experts:
             scores[e] = value[e] * powers[step - active[e]]
@@ -112,21 +112,17 @@ class LearntUtility(LayerUtility):
             self.standing_sums = (len(self.standing), sum(self.standing), sum([s * s for s in self.standing]))
         self._reach(step + 1)
         value, active, order, powers, standing, first = self.value, self.active, self.order, self.powers, self.standing, step * len(self.active)
-        sum_y = sum_yy = sum_uy = sum_sy = 0.0
-        for expert, load in loads.items():
-            y, u = log1p(load), value[expert] * powers[step - active[expert]]
-            sum_y += y
-            sum_yy += y * y
-            sum_uy += y * u
-            sum_sy += y * standing[expert]
+        ys, us = list(map(log1p, loads.values())), [value[e] * powers[step - active[e]] for e in loads]
+        if self.standing_sums:
+            sums = (sum(ys), sum(map(mul, ys, ys)), sum(map(mul, ys, us)), sum(map(mul, ys, map(standing.__getitem__, loads))))
+            self._learn(step, *sums)
+        for expert, y, u in zip(loads, ys, us, strict=True):
             value[expert] = u + y
             active[expert] = step
             order[expert] = first + expert
         self.scored = -1
-        if self.standing_sums:
-            self._learn(step, sum_y, sum_yy, sum_uy, sum_sy)
 
-    def _score(self, experts: Sequence[int], step: int) -> None:
+    def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers, weight, standing = self.scores, self.value, self.active, self.powers, self.weight, self.standing
         for e in experts:
             scores[e] = value[e] * powers[step - active[e]] + weight * standing[e]
