@@ -49,6 +49,7 @@ SYSTEMS = (
     System("kt_dynamic", "kt_dynamic", "a long prefill streams through the GPU and leaves its most used experts",
            "74.7 tokens/s where kt_static has 60.3 (kt-kernel's tutorial)"),
     System("replication", "replication", "experts above twice the mean load get a slot beside their place on the CPU"),
+    System("mira", "mira", "a hot region that stays, a stage for what the two next layers' routers name; the GPU runs everything"),
     System("cox_moe", "cox_moe", "popular experts on the GPU, the others on the CPU, for good; its gain is in its batches, not in this row",
            "up to 7.1x over FlexGen, 2.4x over MoE-Lightning, for large batches (arXiv 2605.17889, abstract)"),
     System("flexgen", "flexgen", "GPU alone: part of each layer stays, the rest streams through in order",

@@ -21,6 +21,7 @@ from .hybrimoe import HybriMoE
 from .ktransformers import KTDynamic, KTStatic
 from .layer_stream import FlexGen
 from .llamacpp import IkLlamaCpp, LlamaCpp
+from .mira import Mira
 from .mixtral_offloading import MixtralOffloading
 from .no_assign import NoAssignment
 from .post_fetch import PostFetch
@@ -32,7 +33,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, FlexGen, CoXMoE,
+        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, CoXMoE,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"

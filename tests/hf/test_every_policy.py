@@ -9,7 +9,7 @@ from apexk.policy import names
 
 #: the others are in test_equality.py
 MORE = [n for n in names() if n not in ("no_assign", "sa_only", "ea_only", "apex")]
-SPECS = [*MORE, "apex(cost=rates)", "apex(evict=lru)", "fiddler_original(threshold=1)", "fixed_p(p=3, keep=false)", "post_fetch(sets=2)"]
+SPECS = [*MORE, "apex(cost=rates)", "apex(evict=lru)", "fiddler_original(threshold=1)", "fixed_p(p=3, keep=false)", "post_fetch(sets=2)", "mira(miss=cpu)", "mira(every=2)"]
 
 
 @pytest.fixture(scope="module")

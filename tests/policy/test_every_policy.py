@@ -12,7 +12,7 @@ from apexk.policy.scan import by_load
 from apexk.policy.types import CostPrior, ModelShape, Prediction, RouteView
 
 SPECS = (*room.names(), "apex(cost=rates)", "apex(evict=lru)", "apex(evict=lfu)", "apex(evict=least_stale)", "ea_only(cost=rates)",
-         "hybrimoe(prefetch=2)", "post_fetch(sync=true)", "fiddler_original(threshold=10)", "mixtral_offloading(k=2)")  # fmt: skip
+         "hybrimoe(prefetch=2)", "post_fetch(sync=true)", "fiddler_original(threshold=10)", "mixtral_offloading(k=2)", "mira(miss=cpu)", "mira(hot=1, every=2)")  # fmt: skip
 PRIOR = CostPrior(c0=2.0, a=0.0, b=0.02, s0=0.66, t1=0.365, g0=0.4, g1=0.004, g2=0.001)
 
 
