@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -20,6 +21,7 @@ from apexk.policy.types import CostPrior, ModelShape
 from apexk.sim.demand import Demand
 from apexk.timeline.writer import Timeline
 
+log = logging.getLogger("apexk.sim")
 BYTES_PER_EXPERT = 6291456  # where a hardware file does not say
 
 
@@ -59,6 +61,9 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     settings = ApexConfig(**(config or {})).settings(machine)
     options = policy_options(settings)
     chosen = registry.get(policy, options) if isinstance(policy, str) else policy(options)
+    reach = 1 + len(demand.steps[0].farther)
+    if chosen.speculates and chosen.look_ahead > reach:
+        log.warning("%s looks %d layers ahead, the predictions of %s reach %d", chosen.name, chosen.look_ahead, demand.source, reach)
     shape = ModelShape(demand.layers, demand.experts, demand.topk)
     chosen.start(shape, pool, prior or prior_of(machine), demand.popularity if popularity is None else popularity, seed)
     timeline = timeline or Timeline(None)

@@ -77,6 +77,21 @@ def test_a_wrong_start_is_learnt_away(name, wrong):
     assert learnt["mean_estimate_error"] < 0.05
 
 
+def test_a_trace_that_predicts_less_far_than_the_policy_looks_is_named(demand, caplog):
+    with caplog.at_level("WARNING", "apexk.sim"):
+        simulate(demand, PAPER, "apex", 8, warmup=0)
+        assert not caplog.records
+        simulate(demand, PAPER, "hybrimoe", 8, warmup=0)
+    assert "hybrimoe looks 3 layers ahead" in caplog.text and "reach 1" in caplog.text
+
+
+def test_looking_farther_ahead_brings_more_hits():
+    """On a link that has time to spare, and the same trace."""
+    far = demand_of(generate(shape=Shape("small", layers=8, experts=64, topk=4), batch=2, steps=16, seed=1, look_ahead=3))
+    hits = [simulate(far, hardware.load("pinned-link"), f"hybrimoe(look_ahead={n})", 16, warmup=4).report()["decode"]["hit_rate"] for n in (1, 3)]
+    assert hits[1] > hits[0]
+
+
 def test_interval():
     """Student's t with 2 degrees of freedom, by hand: 4.303 * 1 / sqrt(3)."""
     assert interval([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / 3**0.5))
