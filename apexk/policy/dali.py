@@ -33,12 +33,14 @@ class Dali(Policy):
         resident: list[int] = []
         fetch: list[int] = []
         cpu: list[int] = []
+        new = 0
         for expert in sorted(loads, key=lambda e: (-loads[e], e)):
             copied = expert in absent
-            room = not copied or expert == flying or sum(e != flying for e in fetch) < view.available
+            room = not copied or expert == flying or new < view.available
             if room and deal.gpu_with(loads[expert], copied) <= deal.cpu_with(loads[expert]):
                 deal.to_gpu(loads[expert], copied)
                 (fetch if copied else resident).append(expert)
+                new += copied and expert != flying
             else:
                 deal.to_cpu(loads[expert])
                 cpu.append(expert)

@@ -72,15 +72,16 @@ def schedule(loads: Mapping[int, int], here: list[int], missed: list[int], costs
     resident: list[int] = []
     fetch: list[int] = []
     cpu: list[int] = []
-    here_set = set(here)
+    here_set, new = set(here), 0
     first, last = 0, len(order) - 1
     while first <= last:
         front, back = order[first], order[last]
         copied = front not in here_set
-        room = not copied or front == flying or sum(e != flying for e in fetch) < slots
+        room = not copied or front == flying or new < slots
         if room and deal.gpu_with(loads[front], copied) <= deal.cpu_with(loads[back]):
             deal.to_gpu(loads[front], copied)
             (fetch if copied else resident).append(front)
+            new += copied and front != flying
             first += 1
         else:
             deal.to_cpu(loads[back])
