@@ -7,13 +7,12 @@ import itertools
 import json
 import os
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 from apexk.cli import DONE
 from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar, table
-from apexk.config import ApexConfig
+from apexk.config import DEFAULTS
 from apexk.outputs import out_file, write_json, write_text
 
 
@@ -56,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
         specs = [TraceSpec(preset, args.model, batch, args.steps, args.phase)
                  for preset, batch in itertools.product(args.preset, args.batch)]
     config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
-    if unknown := [key for key, _ in config if key not in (known := [f.name for f in fields(ApexConfig)])]:
-        raise ValueError(f"--set: there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+    if unknown := [key for key, _ in config if key not in DEFAULTS]:
+        raise ValueError(f"--set: a simulation has no setting {unknown[0]!r}; there are {', '.join(DEFAULTS)}")
     changes = tuple(map(constant, args.change))
     cells = [
         Cell(spec, machine, policy, pool, args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
@@ -95,6 +94,8 @@ def command(args: argparse.Namespace) -> str:
 
 def show(rows) -> str:
     """The table as a person reads it; all times are modelled."""
+    from apexk.sim.page import machine_name
+
     head = ["policy", "trace", "batch", "hardware", "pool", "tokens/s", "+-", "% clairvoyant", "CPU ms", "GPU ms", "estimate off", "exact", "spec", "hits"]
     lines = [head]
     for r in rows:
@@ -102,7 +103,7 @@ def show(rows) -> str:
         spec = r.cell.spec
         share = "-" if r.percent_of_clairvoyant is None else f"{r.percent_of_clairvoyant:.1f}"
         lines.append([r.cell.policy, Path(spec.path).name if spec.path else spec.preset, "-" if spec.path else str(spec.batch),
-                      Path(r.cell.machine).stem, str(r.cell.pool), f"{m['tokens_per_s']:.2f}", "-" if half is None else f"{half:.2f}", share,
+                      machine_name(r.cell.machine), str(r.cell.pool), f"{m['tokens_per_s']:.2f}", "-" if half is None else f"{half:.2f}", share,
                       f"{m['cpu_path_ms_per_layer']:.2f}", f"{m['gpu_path_ms_per_layer']:.2f}", f"{100 * m['estimate_error']:.2f} %" if m["estimate_error"] else "-", f"{m['exact_per_layer']:.2f}",
                       f"{m['speculative_per_layer']:.2f}", f"{m['hit_rate']:.3f}"])
     speed = sorted(r.mean["layer_steps_per_s"] for r in rows)[len(rows) // 2]

@@ -11,7 +11,7 @@ ABOUT = """\
 # Policies compared, modelled
 
 Written by the command below; every time is modelled, none measured. Each policy runs on the same engine, traces, pool and first residents; the
-hardware files say what work costs (`apexk/hardware/*.json`). Rows after `clairvoyant` and its like are references that no policy can be:
+hardware files say what work costs (`apexk/hardware/*.json`). The last four rows are references that no policy can be:
 `oracle_p` knows the true costs, `belady` the future of each expert, `clairvoyant` both and the next layer's demand, `all_resident` has a slot for
 every expert. A hardware file's own settings hold for all rows of its columns, so where resident experts wait for the copies they do for the
 clairvoyant row too (`apex_paper` always waits).
@@ -36,6 +36,11 @@ def page(rows: Sequence[Row], command: str) -> str:
     return "\n".join(parts)
 
 
+def machine_name(given: str) -> str:
+    """Of a hardware file, as it was named or by path."""
+    return Path(given).name.removesuffix(".json")
+
+
 def _place(row: Row) -> tuple:
     return row.cell.spec, row.cell.pool
 
@@ -48,7 +53,7 @@ def _title(row: Row) -> str:
 
 def _table(rows: Sequence[Row], machines: Sequence[str]) -> str:
     found = {(row.cell.policy, row.cell.machine): row for row in rows}
-    names = [Path(machine).stem for machine in machines]
+    names = [machine_name(machine) for machine in machines]
     lines = [["policy", *(f"{name}: {what}" for name in names for what in ("tokens/s", "% clairvoyant", "estimate off"))]]
     lines.append(["---", *["--:"] * (3 * len(machines))])
     for policy in dict.fromkeys(row.cell.policy for row in rows):

@@ -140,13 +140,14 @@ def test_page_and_the_command_that_repeats_it(tmp_path, capsys):
     """Each figure of the page is the JSON file's, and the command it shows gives the same page again."""
     path = trace.write(generate(shape=SMALL, batch=4, steps=8), tmp_path / "a b.trace.npz")
     out, again, figures = tmp_path / "p.md", tmp_path / "q.md", tmp_path / "r.json"
-    flags = ["--trace", str(path), "--policy", "apex,fixed_p(p=2)", "--pool", "8,16", "--warmup", "2", "--hardware", "a6000-paper,pinned-link", "--set",
+    flags = ["--trace", str(path), "--policy", "apex,fixed_p(p=2)", "--pool", "8,16", "--warmup", "2", "--hardware", "a6000-paper,pinned-link-c0.3", "--set",
              "resident_first=true"]
     assert main(["simulate", *flags, "--jobs", "1", "--page", str(out), "--json", str(figures)]) == 0
     text = out.read_text()
     (shown,) = [line for line in text.splitlines() if line.startswith("apexk simulate")]
     assert main([*shlex.split(shown)[1:], "--jobs", "1", "--page", str(again)]) == 0
     assert again.read_text() == text
+    assert "| pinned-link-c0.3: tokens/s |" in text and "pinned-link-c0.3" in capsys.readouterr().out
     sections = text.split("## ")[1:]
     assert [s.splitlines()[0] for s in sections] == ["a b.trace.npz, 8 slots a layer", "a b.trace.npz, 16 slots a layer"]
     for row in json.loads(figures.read_text())["rows"]:
