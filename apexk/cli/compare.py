@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     places = [Place(work, machine, pool, args.model != "qwen3_5") for work, machine, pool in itertools.product(works, args.hardware, args.pool)]
     rows = compare(systems, places, args.seeds, jobs=args.jobs, said=bar("compare"))
     print(report.as_text(rows))
-    command = command_of(args)
+    command = command_of(args, systems)
     if args.json:
         write_json(args.json, report.as_json(rows, command))
     if args.csv:
@@ -61,13 +61,14 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def command_of(args: argparse.Namespace) -> str:
+def command_of(args: argparse.Namespace, systems) -> str:
     """What repeats the table: every flag that it rests on."""
 
     def joined(value) -> str:
         return value if isinstance(value, str) else ",".join(map(str, value))
 
-    words = ["apexk compare", f"--systems {joined(args.systems)!r}" if "(" in args.systems else f"--systems {args.systems}"]
+    names = ",".join(system.name for system in systems)  # "all" grows
+    words = ["apexk compare", f"--systems '{names}'" if "(" in names else f"--systems {names}"]
     if args.trace:
         words += [f"--trace {path}" for path in args.trace]
     else:
