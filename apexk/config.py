@@ -15,6 +15,7 @@ from apexk.store.capacity import Capacity, Room, parse, resolve
 
 DEVICES = ("virtual", "cpu", "cuda")
 TRANSFERS = ("copy_engine", "sm_gather")
+PAYLOADS = ("plain", "int8", "int4")
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
     "cost": "affine",
@@ -48,6 +49,8 @@ class ApexConfig:
     device: "virtual" (CPU tensors on a modelled clock) | "cpu" (no GPU: no pool, every expert in the CPU kernels, real clock) |
         "cuda" (torch's current device: everything but the experts moves there).
     transfer: of exact copies on a GPU: "copy_engine" | "sm_gather" (a kernel reads pinned host memory).
+    payload: what a copy moves: "plain", the weights, or codes of fewer bits that the GPU dequantises, "int8" | "int4": lossy, on a
+        virtual device only. The CPU computes from the plain weights.
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
     arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
         results are then bitwise independent of policy and pool).
@@ -67,6 +70,7 @@ class ApexConfig:
     context_tokens: int = 32_768
     device: str = "virtual"
     transfer: str = "copy_engine"
+    payload: str = "plain"
     hardware: str | Path = "a6000-paper"
     arithmetic: str = "reference"
     part_tokens: int = 2048
@@ -96,6 +100,11 @@ class ApexConfig:
             raise ValueError(f"transfer is {self.transfer!r}; there are {', '.join(TRANSFERS)}")
         if self.transfer != TRANSFERS[0] and self.device != "cuda":
             raise ValueError(f"transfer is {self.transfer!r}, but device {self.device!r} has no GPU that could: leave it out")
+        if self.payload not in PAYLOADS:
+            raise ValueError(f"payload is {self.payload!r}; there are {', '.join(PAYLOADS)}")
+        if self.payload != PAYLOADS[0] and self.device != "virtual":
+            why = "has no expert slots to fill" if self.device == "cpu" else "copies plain weights only"
+            raise ValueError(f"payload is {self.payload!r}, but device {self.device!r} {why}: leave it out, or take device 'virtual'")
         parse(self.pool)
         for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 0)):
             value = getattr(self, name)

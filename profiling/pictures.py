@@ -176,4 +176,6 @@ def _finish(figure, axes, look, path, title, recording, *, grid="y", key=True, i
 def _about(recording: Recording) -> str:
     config = recording.header["config"] if isinstance(recording.header["config"], dict) else {}
     run = ", ".join(f"{name} {config[name]}" for name in ("policy", "pool") if config.get(name) is not None)
+    if config.get("payload", "plain") != "plain":
+        run += f", {config['payload']} copies (lossy)"
     return "; ".join(filter(None, (run, clock(recording))))

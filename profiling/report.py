@@ -72,7 +72,13 @@ def title(recording: Recording) -> str:
     modelled = any(row["modelled"] for row in recording.rows)
     clock = f"times modelled on {header['hardware']}" if modelled else "times measured"
     config = header["config"] if isinstance(header["config"], dict) else {}
-    return f"policy {config.get('policy', '?')}, pool {config.get('pool', '?')} slots a layer, device {header['device']}, {clock}"
+    return f"policy {config.get('policy', '?')}, pool {config.get('pool', '?')} slots a layer, {_payload(config)}device {header['device']}, {clock}"
+
+
+def _payload(config: dict) -> str:
+    """What is lossy must say so; nothing where copies are plain."""
+    name = config.get("payload", "plain")
+    return "" if name == "plain" else f"{name} copies (lossy), "
 
 
 def number(value) -> str:

@@ -14,7 +14,7 @@ from apexk.compare.workload import Workload, demand
 from apexk.hardware import Hardware
 from apexk.policy import registry
 from apexk.sim import references
-from apexk.sim.cells import EXPERT_BYTES, interval, scaled
+from apexk.sim.cells import EXPERT_BYTES, carrying, interval, scaled
 from apexk.sim.run import simulate
 from apexk.workers import spread
 
@@ -87,7 +87,7 @@ def run_once(system: System, place: Place) -> dict[str, float | None]:
     pool, policy = place.pool, system.spec
     ahead = 1 if policy in references.NAMES else registry.get(policy).look_ahead
     wanted = demand(replace(place.work, look_ahead=ahead))
-    machine = machine_of(place.machine, place.work.model if place.scale and not place.work.path else None)
+    machine = carrying(machine_of(place.machine, place.work.model if place.scale and not place.work.path else None), system.payload)
     if policy in references.NAMES:
         found = references.resolve(policy, wanted, machine, pool)
         policy, wanted, pool = found.policy, found.demand, found.pool

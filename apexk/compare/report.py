@@ -11,6 +11,7 @@ from apexk.compare.measure import FIGURES, Place, Row
 SCHEMA = "apexk.compare/1"
 COLUMNS = ("system", "decode tokens/s", "% of clairvoyant", "prefill tokens/s", "TTFT s", "GPU busy", "idle", "waits: copies", "CPU", "stall ms",
            "GB a step", "hits", "lossless")  # fmt: skip
+LOSSY = "int8 and int4: copies move fewer bits a weight; `apexk payload` measures what a model loses by that"
 
 
 def by_place(rows: Iterable[Row]) -> dict[Place, list[Row]]:
@@ -37,11 +38,12 @@ def cells(row: Row) -> list[str]:
         return "-" if mean[name] is None else f"{by * mean[name]:.{digits}f}"
 
     half = row.half["decode_tokens_per_s"]
+    lossless = "yes" if row.lossless else "NO" if row.system.payload == "plain" else f"NO, {row.system.payload}"
     return [
         row.system.name, value("decode_tokens_per_s") + ("" if half is None else f" ± {half:.1f}"),
         "-" if row.percent_of_clairvoyant is None else f"{row.percent_of_clairvoyant:.0f}",
         value("prefill_tokens_per_s", 0), value("ttft_ms", 2, 1e-3), value("gpu_busy", 2), value("gpu_idle", 2), value("for_weights", 2), value("for_cpu", 2),
-        value("stall_ms"), value("decode_gb", 2), value("hit_rate", 2), "reference" if row.reference else "yes" if row.lossless else "NO",
+        value("stall_ms"), value("decode_gb", 2), value("hit_rate", 2), "reference" if row.reference else lossless,
     ]  # fmt: skip
 
 
@@ -53,7 +55,8 @@ def as_text(rows: Sequence[Row]) -> str:
         widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
         body = ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip() for line in lines]
         parts.append("\n".join([heading(place), *body]))
-    return "\n\n".join(parts) + "\n\nmodelled, not measured; ± half of the 95 % interval over seeds"
+    lossy = any(row.system.payload != "plain" for row in rows)
+    return "\n\n".join([*parts, "modelled, not measured; ± half of the 95 % interval over seeds" + (f"\n{LOSSY}" if lossy else "")])
 
 
 def as_json(rows: Sequence[Row], command: str) -> dict:
@@ -76,7 +79,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 def _flat(row: Row) -> dict:
     work, place, system = row.place.work, row.place, row.system
     return {
-        "system": system.name, "policy": system.spec, "lossless": row.lossless, "reference": row.reference, "trace": work.path or work.preset,
+        "system": system.name, "policy": system.spec, "lossless": row.lossless, "payload": system.payload, "reference": row.reference, "trace": work.path or work.preset,
         "model": None if work.path else work.model, "batch": None if work.path else work.batch, "prompt": work.prompt, "hardware": place.machine,
         "pool": place.pool, "seeds": row.seeds, "modelled": True, "percent_of_clairvoyant": row.percent_of_clairvoyant, "mean": row.mean, "half_95": row.half,
     }  # fmt: skip

@@ -11,17 +11,18 @@ from apexk.sim.references import NAMES as REFERENCES
 
 @dataclass(frozen=True)
 class System:
-    """`spec` is a policy as `apexk.policy.get` takes it. `idea` says in one line what decides; `claim` what the source says of
-    itself, on other hardware, models and baselines than ours."""
+    """`spec` is a policy as `apexk.policy.get` takes it, `payload` what its copies move, as `ApexConfig` has it. `idea` says in one
+    line what decides; `claim` what the source says of itself, on other hardware, models and baselines than ours."""
 
     name: str
     spec: str
     idea: str
     claim: str = "-"
+    payload: str = "plain"
 
     @property
     def lossless(self) -> bool:
-        return registry.get(self.spec).lossless
+        return registry.get(self.spec).lossless and self.payload == "plain"
 
     @property
     def source(self) -> str:
@@ -50,6 +51,8 @@ SYSTEMS = (
            "74.7 tokens/s where kt_static has 60.3 (kt-kernel's tutorial)"),
     System("replication", "replication", "experts above twice the mean load get a slot beside their place on the CPU"),
     System("mira", "mira", "a hot region that stays, a stage for what the two next layers' routers name; the GPU runs everything"),
+    System("mira_int8", "mira", "the same with int8 copies", payload="int8"),
+    System("mira_int4", "mira", "the same with int4 copies", payload="int4"),
     System("cox_moe", "cox_moe", "popular experts on the GPU, the others on the CPU, for good; its gain is in its batches, not in this row",
            "up to 7.1x over FlexGen, 2.4x over MoE-Lightning, for large batches (arXiv 2605.17889, abstract)"),
     System("flexgen", "flexgen", "GPU alone: part of each layer stays, the rest streams through in order",

@@ -16,18 +16,24 @@ from apexk.kernels.cpu.ffn import HostFFN, Job
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
+from apexk.store.quantised import Payload
 
 ARITHMETIC = ("reference", "same")
 
 
 class Halves:
-    """Tensors and arithmetic of a model's expert layers. `threads` of the CPU half as in `HostFFN`."""
+    """Tensors and arithmetic of a model's expert layers. `threads` of the CPU half as in `HostFFN`.
+
+    With a `payload` a transfer packs the expert's block into it and dequantises that into the slot; a machine with a GPU would
+    keep the packed payloads.
+    """
 
     def __init__(self, store: HostStore, slots: int, *, activation: str = "silu", weight_on_input: bool = False,
-                 arithmetic: str = "reference", threads: int | None = None):
+                 arithmetic: str = "reference", threads: int | None = None, payload: Payload | None = None):
         if arithmetic not in ARITHMETIC:
             raise ValueError(f"arithmetic is {arithmetic!r}; known: {', '.join(ARITHMETIC)}")
-        self.store, self.arithmetic = store, arithmetic
+        self.store, self.arithmetic, self.payload = store, arithmetic, payload
+        self._packed = torch.empty(payload.nbytes if payload else 0, dtype=torch.uint8)
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
         self.pool = Pool(store.layers, slots, store.block)
         self.ffn = HostFFN(threads=threads)
@@ -72,7 +78,12 @@ class Halves:
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""
-        self.pool.blocks(layer)[slot].copy_(self.store.blocks(layer)[expert])
+        block, there = self.store.blocks(layer)[expert], self.pool.blocks(layer)[slot]
+        if self.payload is None:
+            there.copy_(block)
+        else:
+            self.payload.pack(block, self._packed)
+            self.payload.unpack(self._packed, there)
 
     def poison(self, layer: int, slot: int) -> None:
         """What a stopped copy leaves must never be read: NaN makes it show."""

@@ -121,6 +121,16 @@ def changed(machine: Hardware, name: str, value: float) -> Hardware:
     return replace(machine, **{section: replace(part, **{key: value})})
 
 
+def with_payload(machine: Hardware, ratio: float) -> Hardware:
+    """`machine` where a copy moves `ratio` of an expert's bytes and its weights are dequantised behind it, before the copy counts
+    as landed: `t1` becomes `ratio*t1 + (1 + ratio)*g1`. `g1` is what reading an expert once costs the file's GPU; dequantising
+    reads `ratio` of that and writes the rest. Set-up stays as it is."""
+    model = machine.model
+    if "bytes_per_expert" in model:
+        model = model | {"bytes_per_expert": round(ratio * model["bytes_per_expert"])}
+    return replace(machine, model=model, link=replace(machine.link, t1=ratio * machine.link.t1 + (1 + ratio) * machine.gpu.g1))
+
+
 def _wrong(name: str, value: object) -> str | None:
     """What is wanted instead of the number `value`, None where it is good."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

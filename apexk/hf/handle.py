@@ -82,6 +82,8 @@ class Handle:
         """What is swapped and how: model, policy, pool, memory, device, and every setting with its source."""
         return self.header() | {
             "restored": self._restored,
+            "lossless": self.engine.policy.lossless and self.config.payload == "plain",
+            "copy_bytes": self.engine.bytes_per_expert,
             "host_bytes": self._store.nbytes,
             "memory_nodes": self._store.nodes,
             "pool_bytes": self.capacity.slots * len(self._experts.blocks) * self._store.block.stride_bytes,
@@ -102,7 +104,7 @@ class Handle:
                 "dtype": str(experts.dtype).removeprefix("torch."), "bytes_per_expert": self._store.block.payload_bytes,
             },
             "config": {
-                "policy": self.config.policy, "pool": self.capacity.slots, "arithmetic": self.config.arithmetic,
+                "policy": self.config.policy, "pool": self.capacity.slots, "payload": self.config.payload, "arithmetic": self.config.arithmetic,
                 "seed": self.config.seed, "popularity": self.config.popularity is not None, "threads": ffn.threads, "cpu_isa": ffn.isa,
                 "settings": {name: {"value": s.value, "source": s.source} for name, s in self.settings.items()},
             },

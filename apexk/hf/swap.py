@@ -24,6 +24,7 @@ from apexk.policy import registry
 from apexk.policy.types import CostPrior, ModelShape
 from apexk.store.block import ExpertBlock
 from apexk.store.host_store import HostStore
+from apexk.store.quantised import Payload
 from apexk.timeline.writer import Timeline
 
 
@@ -52,6 +53,10 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
     policy = registry.get(config.policy, policy_options(settings))
     shape = ModelShape(len(experts.blocks), experts.experts, experts.topk)
     block = ExpertBlock(experts.hidden, experts.intermediate, experts.dtype, experts.biases)
+    payload = None if config.payload == "plain" else Payload(block, config.payload)
+    moved = payload.nbytes if payload else block.payload_bytes  # by a copy
+    if payload:
+        machine = hardware.with_payload(machine, payload.ratio)
 
     # tensors made in inference mode could not be written to outside of it
     with torch.inference_mode(False), ExitStack() as undo:
@@ -69,8 +74,8 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
             device = gpu.build(config, runtime, timeline, store, slots + policy.extra_slots(slots), experts)
         else:
             halves = Halves(store, slots + policy.extra_slots(slots), activation=experts.activation,
-                            weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic, threads=config.threads)
-            device = CpuDevice(timeline, halves) if config.device == "cpu" else VirtualDevice(machine, timeline, store.block.payload_bytes, halves)
+                            weight_on_input=experts.family.weight_on_input, arithmetic=config.arithmetic, threads=config.threads, payload=payload)
+            device = CpuDevice(timeline, halves) if config.device == "cpu" else VirtualDevice(machine, timeline, moved, halves)
         undo.callback(device.close)
         ranges = Ranges(shape.layers)
         if ranges.active:
@@ -80,11 +85,14 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         timeline.header(**handle.header())
         undo.callback(handle.restore)
         views.adopt(filled=filled is not None)
+        if payload:
+            for layer, name in enumerate(experts.names):
+                payload.check(store.blocks(layer), name)
         if runtime is not None:
             device.pin()
             handle.placement = gpu.Placement(model, experts, runtime.device)
         rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")), config.part_tokens)
-        handle.engine = Engine(shape, slots, device, policy, rules, timeline, store.block.payload_bytes)
+        handle.engine = Engine(shape, slots, device, policy, rules, timeline, moved)
         kind = ExpertsForward if experts.family.experts_only else BlockForward
         for layer in range(shape.layers):
             install(kind(handle.engine, experts, views, layer, handle), experts, layer)

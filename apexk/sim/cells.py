@@ -16,6 +16,7 @@ from apexk.sim.demand import Demand, demand_of
 from apexk.sim.generate import MODELS, generate
 from apexk.sim.offset import refit
 from apexk.sim.run import simulate
+from apexk.store.quantised import half_precision_ratio
 from apexk.workers import spread
 
 #: two-sided 95 % quantiles of Student's t for 1..10 degrees of freedom
@@ -114,6 +115,11 @@ def scaled(machine: Hardware, bytes_per_expert: int) -> Hardware:
         cpu=replace(machine.cpu, a=machine.cpu.a * by, b=machine.cpu.b * by), link=replace(machine.link, t1=machine.link.t1 * by),
         gpu=replace(machine.gpu, g1=machine.gpu.g1 * by, g2=machine.gpu.g2 * by),
     )  # fmt: skip
+
+
+def carrying(machine: Hardware, payload: str) -> Hardware:
+    """`machine` with copies in this payload (as `ApexConfig.payload`) of half-precision weights."""
+    return machine if payload == "plain" else hardware.with_payload(machine, half_precision_ratio(payload))
 
 
 def run_cell(cell: Cell) -> dict[str, float]:

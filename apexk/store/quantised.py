@@ -91,6 +91,12 @@ class Payload:
             self.view(f"{name}.codes", payload).copy_(codes)
             self.view(f"{name}.scales", payload).copy_(scales)
 
+    def check(self, blocks: torch.Tensor, where: str) -> None:
+        """ValueError, naming `where`, unless every one of the blocks `[n, stride]` can be packed."""
+        for name in self.block.shapes:
+            if name not in self.parts:
+                _check_range(self.block.view(name, blocks), f"{where}, {name}")
+
     def unpack(self, payload: torch.Tensor, block: torch.Tensor, dequantise=dequantise_ref) -> None:
         """A payload -> the block `[stride]` that it stands for. `dequantise` is the reference or, on a GPU, the kernel."""
         for name in self.block.shapes:
@@ -99,6 +105,11 @@ class Payload:
                 out.copy_(self.view(name, payload))
             else:
                 dequantise(self.view(f"{name}.codes", payload), self.view(f"{name}.scales", payload), out, self.bits)
+
+
+def half_precision_ratio(name: str) -> float:
+    """`Payload.ratio` of two-byte weights in rows of whole groups, without biases."""
+    return (BITS[name] / 8 + 2 / GROUP) / 2
 
 
 def groups(k: int) -> int:
@@ -112,9 +123,8 @@ def quantise(weights: torch.Tensor, bits: int, name: str = "weights") -> tuple[t
     wide = torch.zeros(n, groups(k) * GROUP)
     wide[:, :k] = weights
     wide = wide.view(n, -1, GROUP)
+    _check_range(wide, name)
     largest = wide.abs().amax(-1)
-    if not bool((largest <= LARGEST).all()):  # NaN fails too
-        raise ValueError(f"{name}: a weight is not finite or above {LARGEST:.0f} in magnitude, which a group-{GROUP} payload cannot hold")
     most = (1 << (bits - 1)) - 1
     scales = (largest / most).to(torch.float16)
     divisor = torch.where(scales > 0, scales.float(), torch.inf)[..., None]
@@ -123,6 +133,12 @@ def quantise(weights: torch.Tensor, bits: int, name: str = "weights") -> tuple[t
         low, high = codes.split(GROUP // 2, dim=-1)
         codes = (low & 15) | (high << 4)
     return codes.reshape(n, -1), scales
+
+
+def _check_range(weights: torch.Tensor, name: str) -> None:
+    low, high = torch.aminmax(weights)
+    if not (-LARGEST <= low and high <= LARGEST):  # NaN fails too
+        raise ValueError(f"{name}: a weight is not finite or above {LARGEST:.0f} in magnitude, which a group-{GROUP} payload cannot hold")
 
 
 def _up(size: int, unit: int) -> int:

@@ -52,7 +52,7 @@ def test_what_is_no_number_is_refused_by_flag(words, flag, kind, capsys, tmp_pat
 BAD_SETTINGS = [
     (["--change", "cpu.c0=nan"], "cpu.c0"), (["--change", "cpu.c0=-1"], "cpu.c0"), (["--change", "cpu.c0=inf"], "cpu.c0"), (["--change", "gpu.g1=1e400"], "gpu.g1"),
     (["--change", "cpu.zz=1"], "cpu.zz"), (["--change", "name.x=1"], "name.x"), (["--change", "layer.kappa=0"], "layer.kappa"), (["--change", "cpu.c0=x"], "cpu.c0"),
-    (["--change", "cpu.c0"], "KEY=VALUE"), (["--set", "x=1"], "x"), (["--set", "rate_ema=nan"], "rate_ema"), (["--set", "cost=zz"], "cost"), (["--set", "in_flight=zz"], "in_flight"),
+    (["--change", "cpu.c0"], "KEY=VALUE"), (["--set", "x=1"], "'x'"), (["--set", "payload=int8"], "'payload'"), (["--set", "pool=8"], "'pool'"), (["--set", "rate_ema=nan"], "rate_ema"), (["--set", "cost=zz"], "cost"), (["--set", "in_flight=zz"], "in_flight"),
     (["--policy", ""], "--policy"), (["--policy", "apex,,ea_only"], "--policy"), (["--policy", "apex("], "apex("), (["--policy", "fixed_p(p=-1)"], "fixed_p"),
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ WRITTEN = [
     (["kernels", "aot"], "--json", "file"), (["kernels", "cuda", "--aot"], "--json", "file"),
     (["report", "x"], "--csv", "file"), (["report", "x"], "--json", "file"), (["report", "x"], "--plot", "file"), (["report", "x"], "--plots", "folder"),
     (["report", "x"], "--html", "file"), (["report", "x"], "--trace", "file"), (["overhead"], "--json", "file"), (["fit", "x"], "--json", "file"),
-    (["doctor"], "--json", "file"), (["profile"], "--out", "folder"), (["plan", "x"], "--json", "file"),
+    (["doctor"], "--json", "file"), (["profile"], "--out", "folder"), (["plan", "x"], "--json", "file"), (["payload"], "--json", "file"),
     (["simulate"], "--page", "file"), (["compare"], "--json", "file"), (["compare"], "--csv", "file"), (["compare"], "--picture", "file"), (["compare"], "--page", "file"),
 ]  # fmt: skip
 

@@ -9,7 +9,8 @@ from apexk import hardware
 from apexk.compare.measure import BESIDE, FIGURES, Place, compare, run_once
 from apexk.compare.meter import Meter
 from apexk.compare.page import write
-from apexk.compare.systems import BY_NAME, SYSTEMS, chosen
+from apexk.compare.report import as_text
+from apexk.compare.systems import BY_NAME, SYSTEMS, System, chosen
 from apexk.compare.workload import Workload, demand, prompted
 from apexk.policy import get, names
 from apexk.sim.generate import Shape, generate
@@ -91,3 +92,16 @@ def test_rows_over_seeds():
     assert rows[0].mean["ttft_ms"] == pytest.approx(np.mean(single))
     assert rows[1].percent_of_clairvoyant == 100 and rows[0].lossless
     assert "| `apex` |" in write(rows, "a command")
+
+
+def test_lossy_rows_say_so_and_move_fewer_bytes():
+    """FlexGen's copies depend on no time; int8 in groups of 64 is 33/64 of two-byte weights, int4 17/64."""
+    place = Place(Workload(batch=2, prompt=2, steps=4), "pinned-link", 24)
+    systems = [BY_NAME["flexgen"], *(System(f"flexgen_{name}", "flexgen", "-", payload=name) for name in ("int8", "int4")), BY_NAME["mira_int8"]]
+    rows = compare(systems, [place])
+    assert [r.lossless for r in rows] == [True, False, False, False, True, True]
+    gb = [r.mean["decode_gb"] for r in rows[:3]]
+    assert gb[1] / gb[0] == pytest.approx(33 / 64, rel=1e-6) and gb[2] / gb[0] == pytest.approx(17 / 64, rel=1e-6)
+    assert rows[0].mean["ttft_ms"] > rows[1].mean["ttft_ms"] > rows[2].mean["ttft_ms"]
+    page, table = write(rows, "a command"), as_text(rows)
+    assert "| NO, int8 |" in page and "apexk payload" in page and "NO, int4" in table and "apexk payload" in table

@@ -87,3 +87,13 @@ def test_no_json(tmp_path, text):
 def test_unknown_name_lists_what_there_is():
     with pytest.raises(ValueError, match="a6000-paper"):
         hardware.load("h900")
+
+
+def test_a_payload_shortens_the_copy_and_adds_its_dequantisation():
+    """A quarter of the bytes: 0.365/4 + 1.25 * 0.004 a copy; set-up as it was."""
+    plain = hardware.load("a6000-paper")
+    light = hardware.with_payload(plain, 0.25)
+    assert light.copy_ms(False, False) == pytest.approx(0.09125 + 0.005)
+    assert light.copy_ms(False, True) - light.copy_ms(False, False) == pytest.approx(0.66)
+    assert light.model["bytes_per_expert"] == plain.model["bytes_per_expert"] // 4
+    assert (light.cpu, light.gpu, light.layer, light.link.s_sp) == (plain.cpu, plain.gpu, plain.layer, plain.link.s_sp)

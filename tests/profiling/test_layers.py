@@ -14,7 +14,7 @@ from apexk.timeline import Recording, Timeline, read
 from profiling.findings import findings
 from profiling.layers import layer_lines
 from profiling.plot import layer_timeline
-from profiling.report import main, text
+from profiling.report import main, text, title
 from profiling.tables import differences, layer_table, phase_totals, to_csv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,3 +238,8 @@ def test_reports_need_neither_torch_nor_matplotlib():
     code = "import sys, profiling.report; print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_lossy_copies_are_in_the_title():
+    said = [title(Recording(FACTS | {"config": FACTS["config"] | config}, [])) for config in ({}, {"payload": "plain"}, {"payload": "int4"})]
+    assert said[0] == said[1] and "int4 copies (lossy)" in said[2] and "lossy" not in said[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from apexk.store.block import ExpertBlock
-from apexk.store.quantised import BITS, Payload, quantise
+from apexk.store.quantised import BITS, Payload, half_precision_ratio, quantise
 
 SHAPES = [(64, 128), (40, 24), (100, 65), (1, 1)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -75,7 +75,7 @@ def test_every_byte_is_by_the_definition_and_comes_back(hidden, inter, name, dty
 def test_sizes_and_places(name, ratio):
     """bf16, a model's shape: a byte or half a byte a weight and two bytes a group; parts aligned and disjoint."""
     payload = Payload(ExpertBlock(2048, 512, torch.bfloat16), name)
-    assert payload.ratio == pytest.approx(ratio, abs=1e-12)
+    assert payload.ratio == pytest.approx(ratio, abs=1e-12) and half_precision_ratio(name) == ratio
     odd = Payload(ExpertBlock(100, 65, torch.float32, biases=True), name)
     end = 0
     for start, shape, dtype in odd.parts.values():
