@@ -12,7 +12,8 @@ from apexk.sim.run import simulate
 
 SHAPE = Shape(layers=12)
 #: published methods, none of which may beat Apex on the paper's hardware from batch 8 up
-PUBLISHED = ("fiddler_static", "fiddler_original", "post_fetch", "mixtral_offloading", "llamacpp_static32", "ik_static", "hybrimoe", "freetoken_q", "dali")
+PUBLISHED = ("fiddler_static", "fiddler_original", "post_fetch", "mixtral_offloading", "llamacpp_static32", "ik_static", "hybrimoe", "freetoken_q", "dali",
+             "kt_static", "kt_dynamic", "replication", "mira", "cox_moe")
 
 
 def speed(demand, machine, policy, pool):
