@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from apexk.compare.measure import Row
 from apexk.compare.report import by_place
-from apexk.profiling.style import headline, plain, theme
+from apexk.profiling.style import plain, theme
 
 PARTS = (("gpu_busy", "GPU works", "gpu.resident"), ("for_weights", "waits for copies", "copy.exact"), ("for_cpu", "waits for the CPU", "host.ffn"))
 
@@ -47,8 +47,9 @@ def draw(rows: Sequence[Row], path: Path, *, dark: bool = False) -> Path:
         axis.set_xlabel("decode throughput, % of clairvoyant (tokens/s at the bar)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=8.5, labelcolor=look.ink, ncols=4, loc="lower left", bbox_to_anchor=(0.01, 0.0))
-    headline(figure, look, "The systems on one engine", "modelled", left=0.015)
+    figure.set_facecolor(look.page)
+    figure.text(0.015, 1 - 0.1 / height, "The systems on one engine, modelled", ha="left", va="top", color=look.ink, fontsize=11.5)
     figure.tight_layout(rect=(0, 0.3 / height, 1, 1 - 0.35 / height))
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
     return path
