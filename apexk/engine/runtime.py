@@ -72,7 +72,10 @@ class Engine:
 
         Returns the running copy if this layer needs it and the policy waits for it; its slot is then `loading`.
         """
-        through = at.layer + self.policy.look_ahead - 1  # what is queued for later layers is predicted anew in this one
+        # what is queued for the layers that this one predicts is decided anew in it: nothing may be asked for twice. The farthest
+        # of them can only have what was asked for after a step
+        policy = self.policy
+        through = at.layer + policy.look_ahead - (0 if policy.posts and policy.speculates else 1)
         stopped = self.device.stop_speculation(at, through)
         for copy in stopped.failed:
             self._book(copy, None)

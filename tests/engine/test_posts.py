@@ -76,3 +76,17 @@ def test_a_policy_that_awaits_no_copy_never_keeps_the_gpu_waiting(policy, rules)
         assert all(row["start_ns"] == routed[row["step"], row["layer"]] for row in kernels)
         kept += sum(row["end_ns"] > routed[row["step"], row["layer"]] for row in timeline.rows if row["kind"] == "copy.spec")
     assert kept > 0 or rules.in_flight == "abort"
+
+
+@pytest.mark.parametrize("policy", ["mira(every=1)", "mira(every=2, miss=cpu)"])
+@pytest.mark.parametrize("rules", RULES[::3])
+def test_nothing_is_asked_for_both_after_a_step_and_ahead(policy, rules):
+    """A policy that does both: an expert that waits in the queue since the step before is not queued again by a prediction."""
+    for seed in range(4):
+        for capacity in (5, 9):
+            steps, popularity = trace(seed, 3)
+            timeline = Timeline(None, keep=True)
+            engine = run_engine(policy, capacity, steps, popularity, 3, timeline, LINK, rules, lambda device: CheckedDevice(Unreliable(device)))
+            check_every_pair_once(steps, timeline.rows)
+            check_lanes(timeline.rows)
+            check_slots(engine, timeline.rows)
