@@ -272,11 +272,11 @@ def test_steady_state_allocates_nothing(trained, fake_gpu):
     model, tokenizer = trained()
     texts = demo.prompts(4, seed=9)
     with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy="apex", pool=6)):
-        for _ in range(2):
+        counts = []
+        while len(counts) < 8 and counts[-1:] != counts[-2:-1]:  # events are kept, as many as were ever under way at once: that is chance
             demo.generate(model, tokenizer, texts, 12)
-        before = made[0].allocations()
-        demo.generate(model, tokenizer, texts, 12)
-        assert made[0].allocations() == before
+            counts.append(made[0].allocations())
+        assert counts[-1] == counts[-2], counts
 
 
 def test_bad_rows_are_refused_before_anything_is_launched(run):
