@@ -27,16 +27,21 @@ def spread(work: Callable, items: Sequence, jobs: int, *, fresh: bool = False, c
     with ProcessPoolExecutor(max(1, min(jobs, len(items))), mp_context=multiprocessing.get_context(method), initializer=_follow, initargs=(os.getpid(),)) as pool:
         try:
             with _blocked(signal.SIGINT):  # a terminal sends it to all; processes inherit that they do not hear it
-                results = pool.map(work, items, chunksize=chunk)
-            yield from results
+                futures = [pool.submit(_each, work, items[at : at + chunk]) for at in range(0, len(items), chunk)]
+            for future in futures:
+                yield from future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # else its thread stumbles over what `map` has cancelled, and says so
+            # nothing is cancelled first: the pool's thread, which tells every open future that the processes are gone, stumbles over cancelled ones
             left = set(multiprocessing.active_children()) - others
             for process in left:
                 process.terminate()
             for process in left:
                 process.join()
             raise
+
+
+def _each(work: Callable, items: Sequence) -> list:
+    return [work(item) for item in items]
 
 
 @contextmanager
