@@ -105,7 +105,7 @@ class Policy:
         raise NotImplementedError
 
     def holds(self, view: RouteView) -> frozenset[int]:
-        """Experts of which later waves of copies leave those in their slots that are there; at least one slot must be none's."""
+        """Experts that later waves of copies may not evict where they are resident; at least one slot must hold none of them."""
         return frozenset()
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
