@@ -10,6 +10,7 @@ from pathlib import Path
 
 from apexk.hardware import OVERRIDES, Hardware
 from apexk.policy import registry
+from apexk.policy.base import SCOPES
 from apexk.policy.types import PolicyOptions
 from apexk.store.capacity import Capacity, Room, parse, resolve
 
@@ -26,6 +27,7 @@ DEFAULTS = {
     "resident_first": True,
     "in_flight": "finish",
     "prefetch_protects": "predicted",
+    "pool_scope": None,
 }
 
 
@@ -62,7 +64,8 @@ class ApexConfig:
     The rest is None where the hardware file's value or the default is wanted:
     cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step; evict: rule of `apexk.policy.evict`, None: the policy's own;
     resident_first: resident experts run before the copies land; in_flight: "finish" | "abort" the prefetch that runs at a
-    routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch.
+    routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch;
+    pool_scope: "layer" (each layer has `pool` slots of its own) | "global" (all slots are for any layer), None: the policy's own.
     """
 
     policy: str = "apex"
@@ -86,12 +89,15 @@ class ApexConfig:
     resident_first: bool | None = None
     in_flight: str | None = None
     prefetch_protects: str | None = None
+    pool_scope: str | None = None
 
     def __post_init__(self):
         for name, kinds in (("policy", str), ("hardware", (str, os.PathLike)), ("timeline", (str, os.PathLike, type(None)))):
             if not isinstance(getattr(self, name), kinds):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; wanted a {'name' if kinds is str else 'path'}")
-        registry.check(self.policy)
+        if self.pool_scope not in (None, *SCOPES):
+            raise ValueError(f"pool_scope is {self.pool_scope!r}; there are {', '.join(SCOPES)}")
+        registry.get(self.policy).scope(self.pool_scope)
         if self.device not in DEVICES:
             raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
         if self.arithmetic not in ("reference", "same"):

@@ -38,6 +38,7 @@ def matrix_row(policy) -> dict[str, str]:
         "speculative": "no" if not policy.speculates else "next layer" if policy.look_ahead == 1 else f"next {policy.look_ahead} layers",
         "after step": _yes(policy.posts),
         "victim": policy.evicts if moves else "none",
+        "pool scope": ", ".join(policy.pool_scopes),
         "lossless": _yes(policy.lossless),
         "source": policy.source,
     }

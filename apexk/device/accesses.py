@@ -1,7 +1,7 @@
 """What each operation reads and writes, by name; for the timeline's rows and for the ordering check.
 
-`x`, `routing`, `prediction`, `rows` and `out` are buffers that every layer uses again; slots and host blocks belong to
-their layer. `rows.e7` are the weighted rows of expert 7's pairs; the parts of a long input take turns in `rows0` and `rows1`.
+`x`, `routing`, `prediction`, `rows` and `out` are buffers that every layer uses again; host blocks belong to their layer, slots
+are numbered through the pool. `rows.e7` are the weighted rows of expert 7's pairs; the parts of a long input take turns in `rows0` and `rows1`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 Names = tuple[list[str], list[str]]  # (reads, writes)
 
 
-def slot_name(layer: int, slot: int) -> str:
-    return f"L{layer}.slot{slot}"
+def slot_name(slot: int) -> str:
+    return f"slot{slot}"
 
 
 def attention() -> Names:
@@ -31,12 +31,12 @@ def host_ffn(experts: Iterable[int], buffer: int | None) -> Names:
     return ["x", "routing"], [f"{_rows(buffer)}.e{e}" for e in experts]
 
 
-def slot_ffn(layer: int, slots: Mapping[int, int], buffer: int | None) -> Names:
-    return ["x", "routing", *(slot_name(layer, s) for s in slots.values())], [f"{_rows(buffer)}.e{e}" for e in slots]
+def slot_ffn(slots: Mapping[int, int], buffer: int | None) -> Names:
+    return ["x", "routing", *(slot_name(s) for s in slots.values())], [f"{_rows(buffer)}.e{e}" for e in slots]
 
 
 def copy(layer: int, expert: int, slot: int) -> Names:
-    return [f"host.L{layer}.e{expert}"], [slot_name(layer, slot)]
+    return [f"host.L{layer}.e{expert}"], [slot_name(slot)]
 
 
 def combine(experts: Iterable[int], buffer: int | None) -> Names:

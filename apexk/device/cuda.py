@@ -160,9 +160,9 @@ class CudaDevice:
         pairs, slot_of = self._buffer(rows).pairs, self._tables.take(slots)
         for earlier in last_of_all(after):
             wait(self.runtime, self._compute, earlier)
-        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, at.layer, slots, rows.buffer)}
+        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer)}
         return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
-            rows.x, self.pool, at.layer, rows.topk_ids, rows.topk_weights, slot_of, pairs))
+            rows.x, self.pool, rows.topk_ids, rows.topk_weights, slot_of, pairs))
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         if len(routers) > len(self._ranks):
@@ -331,10 +331,10 @@ class CudaDevice:
 
 
 def _pool(runtime: CudaRuntime, store: HostStore, slots: int) -> Pool:
-    shape = (store.layers, slots, store.block.stride)
+    shape = (store.layers * slots, store.block.stride)
     wanted = store.layers * slots * store.block.stride_bytes
     try:
-        return Pool(store.layers, slots, store.block, runtime.empty_device(shape, store.block.dtype))
+        return Pool(shape[0], store.block, runtime.empty_device(shape, store.block.dtype))
     except OutOfMemory as error:
         free, total = runtime.memory_info()
         raise MemoryError(

@@ -47,7 +47,7 @@ class Copies:
         self.bytes = store.block.payload_bytes
         self.gather: SmGather | None = None  # exact copies by a kernel, where that is asked for
         self._sources = [store.addresses(layer).tolist() for layer in range(store.layers)]
-        self._targets = [pool.addresses(layer).tolist() for layer in range(store.layers)]
+        self._targets = pool.addresses().tolist()
         self._loaded, self._loading = runtime.new_event(), False
         self._underway: dict[int, Underway] = {}
         self._owed: Running | None = None  # of the last stop, neither kept nor abandoned
@@ -180,7 +180,7 @@ class Copies:
 
     def _copy(self, layer: int, expert: int, slot: int, start: Event | None, done: Event, after: Event | None = None) -> Copy:
         self._tags += 1
-        return Copy(self._tags, layer, self._targets[layer][slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
+        return Copy(self._tags, layer, self._targets[slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
 
     def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, events: tuple[Event, Event] | None = None, **facts) -> Operation:
         self._operations += 1

@@ -32,7 +32,7 @@ class GpuKernels(Protocol):
     def count(self, topk_ids: torch.Tensor) -> None:
         """Groups the pairs of topk_ids [T, topk] by expert, for `demand` and the `ffn` calls to come."""
 
-    def ffn(self, x: torch.Tensor, pool: Pool, layer: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor, slot_of: torch.Tensor,
+    def ffn(self, x: torch.Tensor, pool: Pool, topk_ids: torch.Tensor, topk_weights: torch.Tensor, slot_of: torch.Tensor,
             pairs: torch.Tensor) -> None:
         """Weighted rows of the experts that slot_of int32 [E] gives a slot, into pairs fp32 [T*topk, H]."""
 
@@ -71,10 +71,10 @@ class TritonKernels:
     def count(self, topk_ids: torch.Tensor) -> None:
         self._step = self._workspace.begin(topk_ids)
 
-    def ffn(self, x, pool, layer, topk_ids, topk_weights, slot_of, pairs) -> None:
+    def ffn(self, x, pool, topk_ids, topk_weights, slot_of, pairs) -> None:
         if self._step is None or self._step.topk_ids is not topk_ids:
             self.count(topk_ids)  # another part was counted since
-        moe_ffn(x, pool.w13(layer), pool.w2(layer), topk_ids, topk_weights, slot_of, pairs, b13=pool.b13(layer), b2=pool.b2(layer),
+        moe_ffn(x, pool.w13, pool.w2, topk_ids, topk_weights, slot_of, pairs, b13=pool.b13, b2=pool.b2,
                 step=self._step, **self._rule)
 
     def rank(self, topk_ids, topk_weights, out) -> None:
@@ -111,8 +111,8 @@ class ReferenceKernels:
         self._ints[: self._experts] = torch.bincount(ids, minlength=self._experts)
         self._ints[self._experts : self._experts + ids.numel()] = ids
 
-    def ffn(self, x, pool, layer, topk_ids, topk_weights, slot_of, pairs) -> None:
-        moe_ffn_ref(x, pool.w13(layer), pool.w2(layer), topk_ids, topk_weights, slot_of, pairs, b13=pool.b13(layer), b2=pool.b2(layer),
+    def ffn(self, x, pool, topk_ids, topk_weights, slot_of, pairs) -> None:
+        moe_ffn_ref(x, pool.w13, pool.w2, topk_ids, topk_weights, slot_of, pairs, b13=pool.b13, b2=pool.b2,
                     compute_dtype=torch.float32, **self._rule)
 
     def rank(self, topk_ids, topk_weights, out) -> None:

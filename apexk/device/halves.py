@@ -22,7 +22,7 @@ ARITHMETIC = ("reference", "same")
 
 
 class Halves:
-    """Tensors and arithmetic of a model's expert layers. `threads` of the CPU half as in `HostFFN`.
+    """Tensors and arithmetic of a model's expert layers, with `slots` for each of them. `threads` of the CPU half as in `HostFFN`.
 
     With a `payload` a transfer packs the expert's block into it and dequantises that into the slot; a machine with a GPU would
     keep the packed payloads.
@@ -35,9 +35,10 @@ class Halves:
         self.store, self.arithmetic, self.payload = store, arithmetic, payload
         self._packed = torch.empty(payload.nbytes if payload else 0, dtype=torch.uint8)
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
-        self.pool = Pool(store.layers, slots, store.block)
+        self.pool = Pool(store.layers * slots, store.block)
         self.ffn = HostFFN(threads=threads)
         self._part_pairs: dict[int, torch.Tensor] = {}  # the two buffers of `Rows.parts`, made when first needed
+        self._slots = self.pool.addresses()
         self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
 
     def begin(self, rows: Rows) -> dict[int, int]:
@@ -56,16 +57,16 @@ class Halves:
         return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, self._pairs(rows),
                                intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule)
 
-    def run_slots(self, layer: int, rows: Rows, slots: Mapping[int, int]) -> None:
+    def run_slots(self, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":
             addresses = torch.zeros(self.store.experts, dtype=torch.int64)
-            addresses[list(slots)] = self.pool.addresses(layer)[list(slots.values())]
+            addresses[list(slots)] = self._slots[list(slots.values())]
             self._native(addresses, rows, list(slots))
             return
         slot_of = torch.full((self.store.experts,), -1, dtype=torch.int32)
         slot_of[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
-        moe_ffn_ref(rows.x, self.pool.w13(layer), self.pool.w2(layer), rows.topk_ids, rows.topk_weights, slot_of, self._pairs(rows),
-                    b13=self.pool.b13(layer), b2=self.pool.b2(layer), compute_dtype=torch.float32, **self._rule)
+        moe_ffn_ref(rows.x, self.pool.w13, self.pool.w2, rows.topk_ids, rows.topk_weights, slot_of, self._pairs(rows),
+                    b13=self.pool.b13, b2=self.pool.b2, compute_dtype=torch.float32, **self._rule)
 
     def predict(self, rows: Rows, router: Router) -> tuple[dict[int, int], dict[int, float]]:
         ids, weights = router(rows.x)
@@ -78,16 +79,16 @@ class Halves:
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""
-        block, there = self.store.blocks(layer)[expert], self.pool.blocks(layer)[slot]
+        block, there = self.store.blocks(layer)[expert], self.pool.memory[slot]
         if self.payload is None:
             there.copy_(block)
         else:
             self.payload.pack(block, self._packed)
             self.payload.unpack(self._packed, there)
 
-    def poison(self, layer: int, slot: int) -> None:
+    def poison(self, slot: int) -> None:
         """What a stopped copy leaves must never be read: NaN makes it show."""
-        self.pool.blocks(layer)[slot].fill_(float("nan"))
+        self.pool.memory[slot].fill_(float("nan"))
 
     def close(self) -> None:
         self.ffn.close()

@@ -18,14 +18,14 @@ class SmGather:
         offsets = torch.arange(store.experts, dtype=torch.int64) * store.block.stride_bytes
         self._blocks = [(runtime.device_address(store.blocks(layer)) + offsets).to(runtime.device) for layer in range(store.layers)]
         self._numbers = torch.arange(max(store.experts, pool.slots, 2), dtype=torch.int32, device=runtime.device)
-        self._slots = [memory.view(torch.uint8) for memory in pool.memory]
+        self._pool = pool.memory.view(torch.uint8)
         self._ready = torch.zeros(pool.slots, dtype=torch.int32, device=runtime.device)
         self._landed = torch.zeros(1, dtype=torch.int32, device=runtime.device)
 
     def copy(self, layer: int, expert: int, slot: int) -> None:
         """Launches the copy on the current stream."""
         one = self._number(1)  # entry, and epoch 1: nobody polls these flags, an event orders the readers
-        self._kernels.gather(self._blocks[layer], self._number(expert), self._number(slot), one, one, self._slots[layer], self._ready,
+        self._kernels.gather(self._blocks[layer], self._number(expert), self._number(slot), one, one, self._pool, self._ready,
                              self._landed, self._payload)
 
     def _number(self, value: int) -> torch.Tensor:

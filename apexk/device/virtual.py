@@ -95,7 +95,7 @@ class VirtualDevice:
         self._row("copy.spec", "h2d", at, span, layer=copy.layer, bytes=done, experts=[copy.expert],
                   names=(accesses.copy, copy.layer, copy.expert, copy.slot), abandoned=True)
         if self.halves:
-            self.halves.poison(copy.layer, copy.slot)
+            self.halves.poison(copy.slot)
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Span] = ()) -> Span:
         pairs = sum([loads[e] for e in experts])
@@ -118,9 +118,9 @@ class VirtualDevice:
         first, self._launched = self._launched != at, at
         pairs = sum([loads[e] for e in slots])
         if self.halves:
-            self.halves.run_slots(at.layer, rows, slots)
+            self.halves.run_slots(rows, slots)
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
-                         names=(accesses.slot_ffn, at.layer, slots, rows.buffer))
+                         names=(accesses.slot_ffn, slots, rows.buffer))
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=(accesses.predict,))

@@ -18,7 +18,7 @@ import torch
 from apexk.device.base import At, CopyFailed, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
 from apexk.engine.runtime import Engine
-from apexk.policy import check_plan, decision_to_dict, exact_candidates
+from apexk.policy import check_plan, decision_to_dict
 from apexk.policy.types import Plan, Prediction, RouteView
 
 MOST_PARTS = 128  # of one input; the CPU's queue holds the jobs of all
@@ -115,6 +115,7 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
 
 def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteView:
     in_flight = engine.settle_speculation(at, loads)
+    engine.places.routed()
     slots = engine.slots[at.layer]
     landed = slots.resident()
     # copies asked for earlier that have not been seen to land: their readers wait for them, so they count as resident.
@@ -124,7 +125,7 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     memory = engine.policy.recall(at.layer, at.phase, loads)
     return RouteView(
         step=at.step, layer=at.layer, phase=at.phase, tokens=rows.tokens, loads=loads, resident=landed | coming if coming else landed,
-        available=slots.free_count + len(landed.difference(loads)), costs=engine.policy.costs(at.phase), memory=memory,
+        available=engine.places.available(at.layer, loads), costs=engine.policy.costs(at.phase), memory=memory,
         in_flight=in_flight, channel_wait_ms=0.0 if in_flight else engine.device.channel_wait_ms(), resident_first=engine.resident_first,
     )
 
@@ -154,7 +155,7 @@ def _issue(engine: Engine, events: LayerEvents, fetch: list[int], spared: frozen
     if not fetch:
         return ()
     at, slots, failed = events.at, engine.slots[events.at.layer], []
-    places = dict(zip(fetch, engine.take_slots(at.layer, fetch, spared, at.step), strict=True))
+    places = dict(zip(fetch, engine.places.take(at.layer, fetch, spared, at.step), strict=True))
     for (expert, slot), event in zip(places.items(), engine.device.copy_experts(at, places, after), strict=True):
         if isinstance(event, CopyFailed):
             log.warning("layer %d, step %d: expert %d runs on the CPU, its copy failed: %s", at.layer, at.step, expert, event)
@@ -177,9 +178,7 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
     landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
     spared, read, failed = frozenset(view.loads), (), []
     while waiting or landing:
-        room = slots.free_count
-        if keeps:
-            room += len(exact_candidates(slots.resident(), spared, slots.loading()))
+        room = engine.places.available(events.at.layer, spared) if keeps else slots.free_count
         wave, waiting = waiting[:room], waiting[room:]
         lost = _issue(engine, events, wave, spared, read)
         failed += lost
@@ -222,7 +221,7 @@ def _speculate(engine: Engine, task: LayerTask) -> None:
     predicted = engine.device.take_prediction(task.ticket) if task.ticket is not None else None
     if predicted is not None:
         task.ticket = None
-        engine.speculate(task.at, [Prediction(*one) for one in predicted[: engine.policy.look_ahead]])
+        engine.speculate(task.at, task.view.loads, [Prediction(*one) for one in predicted[: engine.policy.look_ahead]])
 
 
 def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:

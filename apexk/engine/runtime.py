@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from apexk.device.base import At, CopyFailed, Device, Event, Running, SpeculativeCopy
 from apexk.engine.observe import Observer
+from apexk.engine.places import OwnPlaces, SharedPlaces
 from apexk.engine.totals import Totals
 from apexk.policy.base import Policy
-from apexk.policy.evict import exact_candidates, prefetch_candidates
 from apexk.policy.types import InFlight, ModelShape, Prediction
-from apexk.store.slots import Slots
+from apexk.store.slots import slots_of
 from apexk.timeline.writer import Timeline
 
 log = logging.getLogger("apexk")
@@ -27,6 +27,7 @@ class EngineSettings:
     in_flight: str = "finish"  # the running speculative copy at a routing event: "finish" (if needed or over half done) | "abort"
     prefetch_protects: str = "predicted"  # residents that a prefetch may not evict: "predicted" | "in_use" (see `prefetch_candidates`)
     part_tokens: int = 2048  # longer inputs are planned and copied for once, and computed in parts
+    pool_scope: str | None = None  # whose the slots are: "layer" (each has its own) | "global" (any layer's) | None: the policy's choice
 
 
 class Engine:
@@ -37,6 +38,7 @@ class Engine:
         self.shape, self.capacity, self.device, self.policy = shape, capacity, device, policy
         self.settings, self.timeline, self.bytes_per_expert = settings, timeline, bytes_per_expert
         self.resident_first = settings.resident_first if policy.resident_first is None else policy.resident_first
+        self.shared = policy.scope(settings.pool_scope) == "global"
         self.slot_count = capacity + policy.extra_slots(capacity)
         self.totals = {"prefill": Totals(), "decode": Totals()}
         self.recorder: Callable | None = None  # called with (at, rows, routers) at each routing event
@@ -61,11 +63,11 @@ class Engine:
         self._intact = True
 
     def settle_copies(self, layer: int) -> None:
-        """Copies of earlier steps that have landed by now become resident."""
-        slots = self.slots[layer]
-        for expert in slots.loading():
-            if self.device.done(slots[slots.slot_of(expert)].written):
-                slots.land(expert)
+        """Copies of earlier steps that have landed by now become resident; where any layer may evict them, those of all layers."""
+        for slots in self.slots if self.shared else (self.slots[layer],):
+            for expert in slots.loading():
+                if self.device.done(slots[slots.slot_of(expert)].written):
+                    slots.land(expert)
 
     def settle_speculation(self, at: At, loads: dict[int, int]) -> InFlight | None:
         """Stops speculation at a routing event and books what it did.
@@ -91,24 +93,14 @@ class Engine:
             self.totals[at.phase].used += sum(e in loads for e in self._ahead.pop(at.layer, ()))
         return self._settle_running(at, loads, stopped.running) if stopped.running else None
 
-    def speculate(self, at: At, predictions: Sequence[Prediction]) -> None:
-        """Queues the predicted experts of the layers that follow, nearest first, each with the slot it will take."""
-        copies = [copy for layer, prediction in enumerate(predictions, at.layer + 1) for copy in self._prefetches(layer, prediction, at.step)]
+    def speculate(self, at: At, active: Collection[int], predictions: Sequence[Prediction]) -> None:
+        """Queues the predicted experts of the layers that follow, nearest first, each with the slot it will take, while this one
+        runs `active`."""
+        for layer in range(at.layer + 1, at.layer + 1 + len(predictions)):
+            self.settle_copies(layer)
+        copies = self.places.ahead(at.layer, active, predictions, at.step)
         if copies:
             self.device.speculate(at, copies)
-
-    def _prefetches(self, layer: int, prediction: Prediction, step: int) -> list[SpeculativeCopy]:
-        self.settle_copies(layer)
-        slots = self.slots[layer]
-        resident, loading = slots.resident(), slots.loading()
-        queue = self.policy.on_predict(layer, prediction, resident | loading)
-        free = slots.free()
-        # nothing of the layer is in use, its routing is still to come; predictions of earlier layers may have prefetched for it
-        candidates = prefetch_candidates(resident, predicted=prediction.loads, prefetched=self._ahead.get(layer, ()), held=loading, in_use=(),
-                                         rule=self.settings.prefetch_protects)
-        victims = self._victims_for(layer, queue[len(free) :], candidates, step)
-        places = (free + [slots.slot_of(e) for e in victims])[: len(queue)]
-        return [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
 
     def post(self, at: At, after: tuple[Event, ...]) -> None:
         """The step is over: queues what the policy wants copied before its layer comes again."""
@@ -122,7 +114,8 @@ class Engine:
             resident, loading = slots.resident(), slots.loading()
             queue = [e for e in wanted[layer] if e not in resident and e not in loading]
             free = slots.free()
-            victims = self._victims_for(layer, queue[len(free) :], set(resident), at.step + 1)
+            incoming = queue[len(free) :][: len(resident)]
+            victims = self.policy.victims_for(layer, incoming, set(resident), at.step + 1) if incoming else ()
             places = free + [slots.slot_of(e) for e in victims]
             copies += [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
         if copies and self.policy.waits_for_posts:
@@ -146,20 +139,6 @@ class Engine:
         for copy in copies:
             if copy.expert in self.slots[copy.layer].loading():
                 self.slots[copy.layer].land(copy.expert)
-
-    def _victims_for(self, layer: int, incoming: Sequence[int], candidates: set[int], step: int) -> tuple[int, ...]:
-        incoming = incoming[: len(candidates)]
-        return self.policy.victims_for(layer, incoming, candidates, step) if incoming else ()
-
-    def take_slots(self, layer: int, experts: list[int], active: frozenset[int], step: int) -> list[int]:
-        """Free slots for exact copies of `experts`, evicting what the policy likes least and this layer does not use."""
-        slots = self.slots[layer]
-        free = slots.free()
-        missing = len(experts) - len(free)
-        if missing > 0:
-            candidates = exact_candidates(slots.resident(), active, slots.loading())
-            free += [slots.evict(e) for e in self.policy.victims(layer, candidates, missing, step)]
-        return free[: len(experts)]
 
     def _settle_running(self, at: At, loads: dict[int, int], running: Running) -> InFlight | None:
         copy, needed = running.copy, _needed(running.copy, at, loads)
@@ -185,9 +164,9 @@ class Engine:
     def _book(self, copy: SpeculativeCopy, event: Event | None) -> None:
         """A speculative copy was begun: whatever its slot held is gone."""
         slots = self.slots[copy.layer]
-        held = slots[copy.slot].expert
-        if held is not None:
-            slots.evict(held)
+        held = slots[copy.slot]
+        if held.expert is not None:
+            self.slots[held.layer].evict(held.expert)
         slots.begin(copy.expert, copy.slot, event)
 
     def restart(self) -> None:
@@ -198,9 +177,11 @@ class Engine:
         self._layer = self.shape.layers
         self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, or kept, for its next one
         self.observer.forget()
-        self.slots = [Slots(layer, self.slot_count) for layer in range(self.shape.layers)]
+        self.slots = slots_of(self.shape.layers, self.slot_count, self.shared)
+        self.places = (SharedPlaces if self.shared else OwnPlaces)(self.slots, self.policy, self.settings.prefetch_protects, self._ahead)
         for layer, slots in enumerate(self.slots):
-            for slot, expert in enumerate(self.policy.initial(layer)):
+            first = self.policy.initial(layer)
+            for slot, expert in zip(slots.free()[: len(first)], first, strict=True):
                 self.device.load_initial(layer, expert, slot)
                 slots.begin(expert, slot, None)
                 slots.land(expert)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import fields
 
 import torch
 from torch import nn
@@ -91,7 +92,7 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         if runtime is not None:
             device.pin()
             handle.placement = gpu.Placement(model, experts, runtime.device)
-        rules = EngineSettings(*(settings[name].value for name in ("resident_first", "in_flight", "prefetch_protects")), config.part_tokens)
+        rules = EngineSettings(part_tokens=config.part_tokens, **{f.name: settings[f.name].value for f in fields(EngineSettings) if f.name in settings})
         handle.engine = Engine(shape, slots, device, policy, rules, timeline, moved)
         kind = ExpertsForward if experts.family.experts_only else BlockForward
         for layer in range(shape.layers):

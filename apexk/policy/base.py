@@ -7,6 +7,7 @@ flags below and writes `on_route`.
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
@@ -18,6 +19,7 @@ from .ranker import speculative_order
 from .types import CostPrior, Costs, ModelShape, Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
 
 DEFAULTS = PolicyOptions()
+SCOPES = ("layer", "global")
 
 
 class Policy:
@@ -36,6 +38,7 @@ class Policy:
     keeps_fetched = True  # False: exact copies go to the extra slots and are given up after the layer
     posts = False  # copies after the step
     waits_for_posts = False  # the next step starts once they have landed
+    pool_scopes: Sequence[str] = SCOPES  # whose slots a copy may take, the usual one first: "layer", its own layer's | "global", any layer's
     evicts = "utility"  # eviction rule, unless the options name one
     uses: Sequence[Sequence[Sequence[int]]] | None = None  # `[layer][expert]` steps of use, known in a replay only
 
@@ -80,6 +83,13 @@ class Policy:
             raise ValueError(f"unknown eviction rule {rule!r}; there are {', '.join(RULES)}")
         return RULES[rule](self.shape.experts, decay, popularity)
 
+    def scope(self, asked: str | None) -> str:
+        """`asked`, or the usual one. Raises ValueError where the policy cannot do with it."""
+        if asked is not None and asked not in self.pool_scopes:
+            why = "chooses among a layer's own residents" if asked == "global" else "places experts over all layers together"
+            raise ValueError(f"pool_scope is {asked!r}, but policy {self.name!r} {why}: leave it out, or say {self.pool_scopes[0]!r}")
+        return asked or self.pool_scopes[0]
+
     def extra_slots(self, capacity: int) -> int:
         """Slots a layer that the policy needs beside its `capacity` residents; they start empty."""
         return 0
@@ -122,6 +132,18 @@ class Policy:
     def victims_for(self, layer: int, incoming: Sequence[int], candidates: Collection[int], step: int) -> tuple[int, ...]:
         """Victims for copies ahead of need, one for each of `incoming` in order; fewer where a copy is not worth its victim."""
         return self.victims(layer, candidates, len(incoming), step)
+
+    def victims_anywhere(
+        self, layer: int, candidates: Mapping[int, Collection[int]], count: int, step: int
+    ) -> tuple[tuple[int, int], ...]:
+        """As `victims`, where slots are for any layer: (layer, expert) of `candidates[layer]`, while `layer` runs in `step`."""
+        rules = self._utility
+        # a layer that has run is as of its next run
+        keys = [(rules[at].key(at, e, step + (at <= layer)), at, e) for at, experts in candidates.items() for e in experts]
+        chosen = heapq.nsmallest(count, keys) if count < 4 else sorted(keys)[:count]
+        for _, at, e in chosen:
+            rules[at].leave(e)
+        return tuple([(at, e) for _, at, e in chosen])
 
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         """Learn from a finished layer's loads (utilities)."""

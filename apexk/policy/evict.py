@@ -1,6 +1,7 @@
 """Which resident expert gives up its slot: the eviction rules, and the candidates that they may be asked about.
 
-Each rule keeps the history of one layer. `utility`, the paper's: `u <- gamma*u + n` at the end of the layer in each step,
+Each rule keeps the history of one layer; `key` compares its experts with those of others, where slots are for any layer: the
+smallest goes first, `step` is the layer's next. `utility`, the paper's: `u <- gamma*u + n` at the end of the layer in each step,
 n its token load (0 if inactive). It starts from popularity, scaled so that the layer's total equals the first load seen.
 Decay is applied on reading, by gamma^(steps since the last update).
 """
@@ -20,7 +21,14 @@ PrefetchRule = Literal["predicted", "in_use"]
 NEVER = 1 << 60
 
 
-class LayerUtility:
+class Rule:
+    """What all rules have; each has `update(step, loads)`, `lowest(candidates, count, step)` and `key(layer, expert, step)`."""
+
+    def leave(self, expert: int) -> None:
+        """The expert, one of another layer's victims, is evicted; `lowest` says so itself."""
+
+
+class LayerUtility(Rule):
     """Utilities of one layer's experts. `popularity` (>= 0 each, any unit) may be None: all start at zero."""
 
     def __init__(self, experts: int, decay: float, popularity: Sequence[float] | None = None):
@@ -64,6 +72,9 @@ class LayerUtility:
         ranked = sorted(candidates, key=self.order.__getitem__)
         ranked.sort(key=self.scores.__getitem__)  # stable
         return tuple(ranked[:count])
+
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.read(expert, step), self.active[expert], layer, expert
 
     def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers = self.scores, self.value, self.active, self.powers
@@ -122,6 +133,9 @@ class LearntUtility(LayerUtility):
             order[expert] = first + expert
         self.scored = -1
 
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.read(expert, step) + self.weight * self.standing[expert], self.active[expert], layer, expert
+
     def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers, weight, standing = self.scores, self.value, self.active, self.powers, self.weight, self.standing
         for e in experts:
@@ -143,7 +157,7 @@ class LearntUtility(LayerUtility):
         self.utility_sums, self.learnt = [sum_u + sum_y, sum_uu + 2 * sum_uy + sum_yy, sum_us + sum_sy], step
 
 
-class LeastRecent:
+class LeastRecent(Rule):
     """`lru`: the expert that has been inactive longest; ties by lower popularity, then id."""
 
     def __init__(self, experts: int, popularity: Sequence[float] | None = None):
@@ -157,8 +171,11 @@ class LeastRecent:
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(self.active[e], self.popularity[e], e) for e in candidates], count)
 
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.active[expert], layer, self.popularity[expert], expert
 
-class LeastFrequent:
+
+class LeastFrequent(Rule):
     """`lfu`: the expert that was active in the fewest steps, popularity's order among equals; ties by longest inactive."""
 
     def __init__(self, experts: int, popularity: Sequence[float] | None = None):
@@ -173,8 +190,11 @@ class LeastFrequent:
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(self.count[e], self.popularity[e], self.active[e], e) for e in candidates], count)
 
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.count[expert], self.popularity[expert], self.active[expert], layer, expert
 
-class LeastStale:
+
+class LeastStale(Rule):
     """`least_stale`: experts that the newest step did not use go first, the one that came into use earliest ahead.
 
     In the newest step's set the same order holds. An expert comes into use again after it was named as a victim.
@@ -194,11 +214,17 @@ class LeastStale:
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         chosen = _first([(self.active[e] == self.newest, self.entered[e], e) for e in candidates], count)
         for expert in chosen:
-            self.entered[expert] = -1
+            self.leave(expert)
         return chosen
 
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.active[expert] == self.newest, self.entered[expert], layer, expert
 
-class ScoreCache:
+    def leave(self, expert: int) -> None:
+        self.entered[expert] = -1
+
+
+class ScoreCache(Rule):
     """`score`, HybriMoE's: `q <- a*s + (1-a)*q` in each step, a = 1/2, s the token share of the step's 2K heaviest experts, else 0.
 
     K is not known here: the heaviest sixteenth of all experts, at least two, stands for 2K.
@@ -216,6 +242,9 @@ class ScoreCache:
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return self.utility.lowest(candidates, count, step)
 
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return self.utility.key(layer, expert, step)
+
 
 class Belady(LayerUtility):
     """`belady`, replay only: the expert whose next use is farthest away; never used again first, then least utility."""
@@ -226,6 +255,9 @@ class Belady(LayerUtility):
 
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(-self._next(e, step), self.read(e, step), e) for e in candidates], count)
+
+    def key(self, layer: int, expert: int, step: int) -> tuple:
+        return -self._next(expert, step), -layer, self.read(expert, step), expert
 
     def _next(self, expert: int, step: int) -> int:
         steps = self.uses[expert]

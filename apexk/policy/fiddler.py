@@ -22,7 +22,7 @@ class FiddlerOriginal(Policy):
 
     The released code minimises the sum of both devices' costs, with 7 a CPU token and 70 a copy: a threshold of 10 tokens.
     By default the threshold is the cost model's own: one more expert of n tokens on the CPU against one more copy. First
-    residents are by popularity in each layer, not by one list over all layers.
+    residents are the most popular experts of all layers together.
     """
 
     name = "fiddler_original"
@@ -32,6 +32,7 @@ class FiddlerOriginal(Policy):
     waits_in_flight = False
     waves = True
     keeps_fetched = False
+    pool_scopes = ("global",)
 
     def __init__(self, options: PolicyOptions = DEFAULTS, threshold: float | None = None):
         if threshold is not None and (isinstance(threshold, (bool, str)) or threshold < 0):
@@ -41,6 +42,13 @@ class FiddlerOriginal(Policy):
 
     def extra_slots(self, capacity: int) -> int:
         return SCRATCH_SLOTS
+
+    def initial(self, layer: int) -> tuple[int, ...]:
+        if self.popularity is None:
+            return super().initial(layer)
+        places = [(at, e) for at in range(self.shape.layers) for e in range(self.shape.experts)]
+        places.sort(key=lambda place: -self.popularity[place[0]][place[1]])
+        return tuple([e for at, e in places[: self.capacity * self.shape.layers] if at == layer])
 
     def on_route(self, view: RouteView) -> Plan:
         here, missed = by_load(view)

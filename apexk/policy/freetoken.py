@@ -12,8 +12,8 @@ from .types import Phase, Plan, RouteView
 class FreeTokenQ(Policy):
     """Of m misses F = q*m are fetched, q = link rate / (link rate + CPU rate), rounded to the side whose longer path is shorter.
 
-    The most recently active misses are fetched, the rest runs on the CPU. LRU slots in each layer (the source keeps one
-    pool over all). A prefill fetches every miss, in waves through the slots.
+    The most recently active misses are fetched, the rest runs on the CPU. LRU slots, one pool over
+    all layers. A prefill fetches every miss, in waves through the slots.
     """
 
     name = "freetoken_q"
@@ -23,6 +23,7 @@ class FreeTokenQ(Policy):
     waits_in_flight = False
     waves = True
     evicts = "lru"
+    pool_scopes = ("global", "layer")
 
     def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict:
         active = self._utility[layer].active

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from .base import Policy
@@ -57,32 +57,65 @@ def _trace(make: Callable[[], Policy], draw: random.Random, seen: Seen, shape: M
     capacity = draw.randint(0, shape.experts)
     popularity = [[draw.randint(0, 9) for _ in range(shape.experts)] for _ in range(shape.layers)] if draw.random() < 0.7 else None
     policy.start(shape, capacity, PRIOR, popularity, seed=draw.randint(0, 9))
-    slots = capacity + policy.extra_slots(capacity)
-    pools = []
-    for layer in range(shape.layers):
-        first = policy.initial(layer)
-        _need(len(set(first)) == len(first) <= capacity and set(first) <= set(range(shape.experts)), f"initial residents {first}")
-        pools.append(set(first))
+    scope = draw.choice(policy.pool_scopes)
+    first = [policy.initial(layer) for layer in range(shape.layers)]
+    for residents in first:
+        _need(len(set(residents)) == len(residents) and set(residents) <= set(range(shape.experts)), f"initial residents {residents}")
+    counts = list(map(len, first))
+    _need(sum(counts) <= capacity * shape.layers and (scope == "global" or max(counts) <= capacity), f"{counts} initial residents, {capacity} slots a layer")
+    pools = Pools(policy, [set(residents) for residents in first], capacity + policy.extra_slots(capacity), scope == "global")
     for step in range(steps):
         phase = draw.choice(("prefill", "decode"))
         tokens = draw.choice((1, 2, 8, 40))
-        for layer, pool in enumerate(pools):
-            _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, make())
+        for layer in range(shape.layers):
+            active = _layer(policy, draw, seen, shape, step, layer, phase, tokens, pools, make())
             for later in range(layer + 1, min(layer + 1 + policy.look_ahead, shape.layers)):
-                _prefetch(policy, draw, shape, step, later, pools[later], slots)
-        _after_step(policy, step, pools, slots)
+                _prefetch(policy, draw, shape, step, layer, later, active, pools)
+        _after_step(policy, step, pools)
 
 
-def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, fresh) -> None:
-    loads = _loads(draw, shape, tokens)
-    idle = exact_candidates(pool, loads, ())
+class Pools:
+    """Residents by layer, in `slots` a layer: its own, or `shared` by all."""
+
+    def __init__(self, policy: Policy, residents: list[set[int]], slots: int, shared: bool):
+        self.residents, self.shared = residents, shared
+        self._policy, self._slots = policy, slots
+
+    def free(self, layer: int) -> int:
+        if self.shared:
+            return self._slots * len(self.residents) - sum(map(len, self.residents))
+        return self._slots - len(self.residents[layer])
+
+    def idle(self, layer: int, spared: Collection[int]) -> dict[int, set[int]]:
+        """What an exact copy for `layer` may evict, by layer."""
+        layers = range(len(self.residents)) if self.shared else (layer,)
+        return {at: exact_candidates(self.residents[at], spared if at == layer else (), ()) for at in layers}
+
+    def victims(self, layer: int, idle: dict[int, set[int]], count: int, step: int) -> list[tuple[int, int]]:
+        if self.shared:
+            out = list(self._policy.victims_anywhere(layer, idle, count, step))
+        else:
+            out = [(layer, e) for e in self._policy.victims(layer, idle[layer], count, step)]
+        _check_victims(out, [(at, e) for at, experts in idle.items() for e in experts])
+        return out
+
+    def replace(self, out: Iterable[tuple[int, int]], layer: int, new: Iterable[int]) -> None:
+        for at, expert in out:
+            self.residents[at].remove(expert)
+        self.residents[layer].update(new)
+        _need(self.free(layer) >= 0, f"{-self.free(layer)} more experts than slots")
+
+
+def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pools, fresh) -> Collection[int]:
+    loads, pool = _loads(draw, shape, tokens), pools.residents[layer]
+    idle = sum(map(len, pools.idle(layer, loads).values()))
     absent = [e for e in sorted(loads) if e not in pool]
     in_flight = None
-    if policy.waits_in_flight and absent and len(pool) < slots and draw.random() < 0.3:
+    if policy.waits_in_flight and absent and pools.free(layer) and draw.random() < 0.3:
         in_flight = InFlight(draw.choice(absent), draw.random())
-    free = slots - len(pool) - (in_flight is not None)
+    free = pools.free(layer) - (in_flight is not None)
     view = RouteView(
-        step, layer, phase, tokens, loads, frozenset(pool), free + len(idle), policy.costs(phase), in_flight, 0.0 if in_flight else draw.random(),
+        step, layer, phase, tokens, loads, frozenset(pool), free + idle, policy.costs(phase), in_flight, 0.0 if in_flight else draw.random(),
         policy.resident_first is None and draw.random() < 0.5, policy.recall(layer, phase, loads),
     )  # fmt: skip
     plan = policy.on_route(view)
@@ -93,11 +126,12 @@ def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pool, slots, f
     again = view_from_dict(json.loads(json.dumps(view_to_dict(view))))
     _need(policy.on_route(again) == plan, "the recorded view gives another plan")
     _need(fresh.on_route(again) == plan, "a fresh policy decides the recorded view otherwise: `recall` must hold what a decision rests on")
-    _fetch(policy, view, plan, pool, slots)
+    _fetch(policy, view, plan, pools)
     policy.on_layer_done(layer, step, phase, loads)
     cpu = sum(loads[e] for e in plan.cpu)
     policy.observe(phase, Observation(len(plan.cpu), cpu, 0.3 + 0.02 * cpu if cpu else None, 1, 1, draw.random(), plan.transfer_count, draw.random()))
     seen.layers, seen.pairs, seen.copies = seen.layers + 1, seen.pairs + placed, seen.copies + plan.transfer_count
+    return loads.keys()
 
 
 def _check_choice(policy: Policy, view: RouteView, plan: Plan) -> None:
@@ -105,52 +139,46 @@ def _check_choice(policy: Policy, view: RouteView, plan: Plan) -> None:
     _need(not plan.cpu or policy.uses_cpu, "says that it does not use the CPU, and does")
 
 
-def _fetch(policy: Policy, view: RouteView, plan: Plan, pool: set[int], slots: int) -> None:
+def _fetch(policy: Policy, view: RouteView, plan: Plan, pools: Pools) -> None:
     if not policy.keeps_fetched:
         return
     new, spared, held = list(plan.exact_fetch), set(view.loads), policy.holds(view)
     while new:
-        idle = exact_candidates(pool, spared, ())
-        room = slots - len(pool) + len(idle)
+        idle = pools.idle(view.layer, spared)
+        room = pools.free(view.layer) + sum(map(len, idle.values()))
         _need(room > 0 or spared is not held, "no slot is left for a copy")
         wave, new, spared = new[:room], new[room:], held
-        out = policy.victims(view.layer, idle, max(0, len(wave) - (slots - len(pool))), view.step)
-        _check_victims(out, idle)
-        pool -= set(out)
-        pool |= set(wave)
-        _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+        pools.replace(pools.victims(view.layer, idle, max(0, len(wave) - pools.free(view.layer)), view.step), view.layer, wave)
 
 
-def _prefetch(policy: Policy, draw: random.Random, shape: ModelShape, step: int, layer: int, pool: set[int], slots: int) -> None:
+def _prefetch(policy: Policy, draw: random.Random, shape: ModelShape, step: int, layer: int, later: int, active: Collection[int], pools: Pools) -> None:
     if not policy.speculates:
         return
-    loads = _loads(draw, shape, 8)
-    queue = policy.on_predict(layer, Prediction(loads, {e: draw.random() for e in loads}), frozenset(pool))
+    loads, pool = _loads(draw, shape, 8), pools.residents[later]
+    queue = policy.on_predict(later, Prediction(loads, {e: draw.random() for e in loads}), frozenset(pool))
     _need(len(set(queue)) == len(queue) and not set(queue) & pool and set(queue) <= set(range(shape.experts)), f"queue {queue} for residents {pool}")
-    free = slots - len(pool)
-    candidates = prefetch_candidates(pool, loads, (), (), ())
-    out = policy.victims_for(layer, queue[free:][: len(candidates)], candidates, step)
-    _check_victims(out, candidates)
+    free, candidates = pools.free(later), prefetch_candidates(pool, loads, (), (), ())
+    if pools.shared:
+        out = pools.victims(layer, pools.idle(layer, active) | {later: candidates}, max(0, len(queue) - free), step)
+    else:
+        out = [(later, e) for e in policy.victims_for(later, queue[free:][: len(candidates)], candidates, step)]
+        _check_victims(out, [(later, e) for e in candidates])
     landed = draw.randint(0, min(len(queue), free + len(out)))
-    pool -= set(out[: max(0, landed - free)])
-    pool |= set(queue[:landed])
-    _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+    pools.replace(out[: max(0, landed - free)], later, queue[:landed])
 
 
-def _after_step(policy: Policy, step: int, pools: list[set[int]], slots: int) -> None:
+def _after_step(policy: Policy, step: int, pools: Pools) -> None:
     wanted: dict[int, list[int]] = {}
     for layer, expert in policy.on_step_done(step):
         wanted.setdefault(layer, []).append(expert)
     _need(not wanted or policy.posts, "says that it copies nothing after a step, and does")
     for layer, queue in wanted.items():
-        pool = pools[layer]
+        pool = pools.residents[layer]
         queue = [e for e in queue if e not in pool]
-        free, candidates = slots - len(pool), set(pool)
+        free, candidates = pools.free(layer), set(pool)
         out = policy.victims_for(layer, queue[free:][: len(candidates)], candidates, step + 1)
         _check_victims(out, candidates)
-        pool -= set(out)
-        pool |= set(queue[: free + len(out)])
-        _need(len(pool) <= slots, f"{len(pool)} experts in {slots} slots")
+        pools.replace([(layer, e) for e in out], layer, queue[: free + len(out)])
 
 
 def _loads(draw: random.Random, shape: ModelShape, tokens: int) -> dict[int, int]:

@@ -16,12 +16,13 @@ from .fiddler import SCRATCH_SLOTS
 from .scan import by_load
 from .types import Phase, Plan, PolicyOptions, RouteView
 
-PLACEMENTS = ("uniform", "frequency", "random")
+PLACEMENTS = ("uniform", "frequency", "front", "random")
 RANDOM_SEED = 42  # the source's
 
 
 class KTStatic(Policy):
-    """Residents by `placement` in each layer: "uniform" (the lowest ids), "frequency" (most popular), "random".
+    """Residents by `placement` in each layer: "uniform" (the lowest ids), "frequency" (most popular), "random"; or over the slots
+    of all layers, "front": the first layers have all of their experts there.
 
     A pass of at least `stream_tokens` tokens (0: none) copies every missed expert and computes nothing on the CPU.
     """
@@ -41,12 +42,16 @@ class KTStatic(Policy):
             raise ValueError(f"{self.name}: stream_tokens is {stream_tokens!r}; wanted a whole number >= 0")
         super().__init__(options)
         self.placement, self.stream_tokens = placement, stream_tokens
+        if placement == "front":
+            self.pool_scopes = ("global",)
 
     def extra_slots(self, capacity: int) -> int:
         return SCRATCH_SLOTS if self.stream_tokens else 0
 
     def initial(self, layer: int) -> tuple[int, ...]:
         experts = range(self.shape.experts)
+        if self.placement == "front":
+            return tuple(experts[: max(0, self.capacity * self.shape.layers - layer * self.shape.experts)])
         if self.placement == "random":
             return tuple(random.Random(RANDOM_SEED * 1_000_003 + layer).sample(experts, self.capacity))
         return tuple((self.by_popularity(layer) if self.placement == "frequency" else experts)[: self.capacity])

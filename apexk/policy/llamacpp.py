@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from .base import Policy
+from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .scan import by_load
-from .types import Phase, Plan, RouteView
+from .types import CostPrior, ModelShape, Phase, Plan, PolicyOptions, RouteView
 
 MIN_BATCH = 32
 
@@ -47,3 +47,31 @@ class IkLlamaCpp(LlamaCpp):
 
     def copies(self, view: RouteView) -> bool:
         return view.tokens * view.memory["topk"] >= MIN_BATCH * view.memory["experts"]
+
+
+class CpuLayers(LlamaCpp):
+    """The experts of the first `layers` layers live on the CPU, all others on the GPU: whole layers, in the slots of all together.
+
+    Without `layers`, as few as the slots allow. Large batches copy as `llamacpp_static32` does, through scratch slots.
+    """
+
+    name = "n_cpu_moe"
+    source = "llama.cpp, --n-cpu-moe"
+    pool_scopes = ("global",)
+
+    def __init__(self, options: PolicyOptions = DEFAULTS, layers: int | None = None):
+        if layers is not None and (type(layers) is not int or layers < 0):
+            raise ValueError(f"n_cpu_moe: layers is {layers!r}; wanted a whole number >= 0")
+        super().__init__(options)
+        self.layers = layers
+
+    def start(self, shape: ModelShape, capacity: int, prior: CostPrior, popularity: Sequence[Sequence[float]] | None = None, seed: int = 0) -> None:
+        super().start(shape, capacity, prior, popularity, seed)
+        fewest = shape.layers - self.capacity * shape.layers // shape.experts
+        if self.layers is not None and not fewest <= self.layers <= shape.layers:
+            raise ValueError(f"n_cpu_moe: layers is {self.layers}; {shape.layers} layers x {self.capacity} slots hold the {shape.experts} experts of "
+                             f"{shape.layers - fewest} layers: wanted {fewest}..{shape.layers}")
+        self.on_cpu = fewest if self.layers is None else self.layers
+
+    def initial(self, layer: int) -> tuple[int, ...]:
+        return tuple(range(self.shape.experts)) if layer >= self.on_cpu else ()

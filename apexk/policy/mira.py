@@ -37,6 +37,7 @@ class Mira(Policy):
     uses_cpu = False
     waves = True
     posts = True
+    pool_scopes = ("layer",)
 
     def __init__(self, options: PolicyOptions = DEFAULTS, hot: float = 0.7, every: int = 16, margin: float = 1.2, miss: str = "fetch"):
         for what, value, low, high in (("hot", hot, 0.0, 1.0), ("margin", margin, 1.0, 1e6)):

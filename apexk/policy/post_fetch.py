@@ -23,6 +23,7 @@ class PostFetch(Policy):
     fetches = False
     waits_in_flight = False
     posts = True
+    pool_scopes = ("layer",)
     evicts = "lru"
 
     def __init__(self, options: PolicyOptions = DEFAULTS, sets: int = 0, sync: bool = False):

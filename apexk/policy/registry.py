@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 from .apex import Apex, ApexPaper
 from .apex_stream import ApexStream
-from .base import DEFAULTS, Policy
+from .base import DEFAULTS, SCOPES, Policy
 from .cox_moe import CoXMoE
 from .dali import Dali
 from .ea_only import ExactOnly
@@ -20,7 +20,7 @@ from .freetoken import FreeTokenQ
 from .hybrimoe import HybriMoE
 from .ktransformers import KTDynamic, KTStatic
 from .layer_stream import FlexGen
-from .llamacpp import IkLlamaCpp, LlamaCpp
+from .llamacpp import CpuLayers, IkLlamaCpp, LlamaCpp
 from .mira import Mira
 from .mixtral_offloading import MixtralOffloading
 from .no_assign import NoAssignment
@@ -33,7 +33,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, CoXMoE,
+        LlamaCpp, IkLlamaCpp, CpuLayers, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, CoXMoE,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"
@@ -89,6 +89,12 @@ def _class(name: str) -> type[Policy]:
         raise ValueError(f"policy {name!r} does not say {', '.join(lacking)}")
     if type(found.look_ahead) is not int or found.look_ahead < 1:
         raise ValueError(f"policy {name!r}: look_ahead is {found.look_ahead!r}; wanted a number of layers, at least 1")
+    if not found.pool_scopes or set(found.pool_scopes) - set(SCOPES):
+        raise ValueError(f"policy {name!r}: pool_scopes is {found.pool_scopes!r}; wanted some of {SCOPES}")
+    chooses = (found.victims, found.victims_for) != (Policy.victims, Policy.victims_for) and found.victims_anywhere is Policy.victims_anywhere
+    if "global" in found.pool_scopes and (found.posts or chooses):
+        why = "copies after a step" if found.posts else "chooses victims of its own, but none over all layers (victims_anywhere)"
+        raise ValueError(f"policy {name!r} {why}, so it must set pool_scopes = ('layer',)")
     if found.fetches and found.speculates and not found.waits_in_flight:
         raise ValueError(f"policy {name!r} fetches and prefetches, so it must set waits_in_flight: else it could copy an expert that is on its way")
     return found

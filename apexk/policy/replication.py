@@ -28,6 +28,7 @@ class Replication(Policy):
     name = "replication"
     source = "dynamic expert replication, abstract; on one GPU ours"
     speculates = True
+    pool_scopes = ("layer",)
     fetches = True
     waits_in_flight = True
 

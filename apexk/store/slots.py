@@ -1,4 +1,4 @@
-"""Which expert is in which slot of one layer's pool: states only, no tensors.
+"""Which expert is in which slot: states only, no tensors.
 
 A slot's life: free -> loading (its copy runs) -> ready (resident) -> free. Residency changes when a copy has landed, not
 when it is asked for. A slot carries the event of its copy while that runs, for its readers. Copies into one slot need no
@@ -7,32 +7,31 @@ event: the channel runs them in order; nor does a copy need one of the slot's re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass
 class Slot:
+    layer: int = -1  # of the expert
     expert: int | None = None
     loading: bool = False
     written: Any = None  # event: the copy into this slot has landed; None once that is known
 
 
 class Slots:
-    """The slots of one layer. Breaking the life cycle raises RuntimeError: that is a fault of the engine, never of a user."""
+    """Slots with experts of one layer. Breaking the life cycle raises RuntimeError: that is a fault of the engine, never of a user.
 
-    def __init__(self, layer: int, capacity: int):
-        self.layer = layer
-        self.slots = [Slot() for _ in range(capacity)]
+    `table` holds every slot of the pool, `free` the numbers of those that this layer may fill: a set of its own, or one that
+    layers share.
+    """
+
+    def __init__(self, layer: int, table: Sequence[Slot], free: set[int]):
+        self.layer, self.slots, self._free = layer, table, free
         self._of: dict[int, int] = {}
         self._loading: set[int] = set()
-        self._free = set(range(capacity))
         self._resident: frozenset[int] | None = frozenset()  # None: to be made again
-
-    @property
-    def capacity(self) -> int:
-        return len(self.slots)
 
     def resident(self) -> frozenset[int]:
         """Experts whose copy has landed."""
@@ -81,12 +80,14 @@ class Slots:
         if expert in self._of:
             raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be loaded: {self._say(expert)}")
         if self.slots[slot].expert is not None:
-            raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert}")
+            raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert} of layer {self.slots[slot].layer}")
+        if slot not in self._free:
+            raise RuntimeError(f"layer {self.layer}: slot {slot} belongs to another layer")
         self._of[expert] = slot
         self._loading.add(expert)
-        self._free.discard(slot)
+        self._free.remove(slot)
         state = self.slots[slot]
-        state.expert, state.loading, state.written = expert, True, written
+        state.layer, state.expert, state.loading, state.written = self.layer, expert, True, written
 
     def land(self, expert: int) -> None:
         """The copy of `expert` is known to be done: it is resident, and nobody has to wait for it any more."""
@@ -112,3 +113,10 @@ class Slots:
             return "it is in no slot"
         slot = self._of[expert]
         return f"it is {'loading into' if self.slots[slot].loading else 'resident in'} slot {slot}"
+
+
+def slots_of(layers: int, count: int, shared: bool) -> list[Slots]:
+    """Empty slots, `count` for each of `layers`: numbered layer by layer, or all of them for any layer (`shared`)."""
+    table = [Slot() for _ in range(layers * count)]
+    whole = set(range(len(table)))
+    return [Slots(layer, table, whole if shared else set(range(layer * count, (layer + 1) * count))) for layer in range(layers)]

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from dataclasses import replace
 
 import pytest
 from oracle import Oracle
@@ -56,6 +57,8 @@ def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, 
     timeline = timeline or Timeline(None)
     device = wrap(VirtualDevice(machine, timeline, bytes_per_expert=6291456))
     settings = settings or EngineSettings(resident_first=False, in_flight="abort", prefetch_protects="in_use")
+    if settings.pool_scope not in policy.pool_scopes:
+        settings = replace(settings, pool_scope=None)
     engine = Engine(shape, capacity, device, policy, settings, timeline, 6291456)
     for loads, guess in steps:
         for layer in range(LAYERS):

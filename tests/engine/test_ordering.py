@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from removals import Removal, reload_without, sites
 from test_against_oracle import PAPER, run_engine, trace
-from test_timeline import POLICIES, RULES, check_every_pair_once
+from test_timeline import POLICIES, RULES, SHARED, check_every_pair_once
 
 import apexk.engine
 from apexk import hardware
@@ -58,7 +58,7 @@ def run_checked(name, capacity, seed, tokens, rules, wrap=checked, timeline=None
 @settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(POLICIES), capacity=st.sampled_from([0, 1, 4, 12, 24, 7]), seed=st.integers(0, 10_000),
-    tokens=st.sampled_from([1, 3, 8, 33]), rules=st.sampled_from(RULES), failing=st.sampled_from([0.0, 0.2, 1.0]),
+    tokens=st.sampled_from([1, 3, 8, 33]), rules=st.sampled_from(RULES + SHARED), failing=st.sampled_from([0.0, 0.2, 1.0]),
 )  # fmt: skip
 def test_every_run_is_ordered(name, capacity, seed, tokens, rules, failing):
     """70 plans a run, 10,500 in all. Every pair is computed once even where copies fail: the CPU takes their experts."""

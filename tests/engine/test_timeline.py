@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from apexk.timeline import read
 from apexk.timeline.writer import Timeline
 
 RULES = [EngineSettings(*rule) for rule in itertools.product((True, False), ("finish", "abort"), ("predicted", "in_use"))]
+SHARED = [replace(rules, pool_scope="global") for rules in RULES]
 POLICIES = names()
 
 
@@ -28,7 +30,7 @@ def rows_of(name, capacity, seed, tokens, rules):
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(POLICIES), capacity=st.integers(0, 24), seed=st.integers(0, 10_000), tokens=st.sampled_from([1, 2, 8, 40]),
-    rules=st.sampled_from(RULES),
+    rules=st.sampled_from(RULES + SHARED),
 )  # fmt: skip
 def test_every_run(name, capacity, seed, tokens, rules):
     engine, steps, rows = rows_of(name, capacity, seed, tokens, rules)
@@ -56,8 +58,10 @@ def check_slots(engine, rows):
     """A slot is read only while it holds the reader's expert, after its copy has ended, and written only after its readers."""
     holds = {}
     for layer in range(LAYERS):
-        for slot, expert in enumerate(engine.policy.initial(layer)):
-            holds[f"L{layer}.slot{slot}"] = (expert, 0)
+        first = engine.policy.initial(layer)
+        start = len(holds) if engine.shared else layer * engine.slot_count
+        for slot, expert in enumerate(first, start):
+            holds[f"slot{slot}"] = ((layer, expert), 0)
     read_until = defaultdict(int)
     copies = sorted((r for r in rows if r["kind"].startswith("copy")), key=lambda r: r["start_ns"])
     kernels = [r for r in rows if r["kind"].startswith("gpu")]
@@ -65,13 +69,13 @@ def check_slots(engine, rows):
         if row["kind"].startswith("copy"):
             (slot,) = row["writes"]
             assert row["start_ns"] >= read_until[slot] and row["start_ns"] >= holds.get(slot, (None, 0))[1]
-            holds[slot] = (None if row.get("abandoned") else row["experts"][0], row["end_ns"])
+            holds[slot] = (None if row.get("abandoned") else (row["layer"], row["experts"][0]), row["end_ns"])
             continue
-        slots = [name for name in row["reads"] if ".slot" in name]
+        slots = [name for name in row["reads"] if name.startswith("slot")]
         assert len(slots) == len(row["experts"])
         for slot, expert in zip(slots, row["experts"], strict=True):
             held, since = holds[slot]
-            assert held == expert and row["start_ns"] >= since
+            assert held == (row["layer"], expert) and row["start_ns"] >= since
             read_until[slot] = max(read_until[slot], row["end_ns"])
 
 

@@ -9,7 +9,8 @@ from apexk.policy import names
 
 #: the others are in test_equality.py
 MORE = [n for n in names() if n not in ("no_assign", "sa_only", "ea_only", "apex")]
-SPECS = [*MORE, "apex(cost=rates)", "apex(evict=lru)", "fiddler_original(threshold=1)", "fixed_p(p=3, keep=false)", "post_fetch(sets=2)", "mira(miss=cpu)", "mira(every=2)"]
+SPECS = [*MORE, "apex(cost=rates)", "apex(evict=lru)", "fiddler_original(threshold=1)", "fixed_p(p=3, keep=false)", "post_fetch(sets=2)", "mira(miss=cpu)", "mira(every=2)",
+         "kt_static(placement=front)", "freetoken_q(evict=utility)"]
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +20,10 @@ def plain(trained):
     return texts, demo.generate(model, tokenizer, texts, 5)
 
 
-def same(trained, plain, policy, pool):
+def same(trained, plain, policy, pool, **more):
     model, tokenizer = trained()
     texts, wanted = plain
-    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=pool)) as handle:
+    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=pool, **more)) as handle:
         assert torch.equal(demo.generate(model, tokenizer, texts, 5), wanted)
         return handle.engine.totals
 
@@ -33,6 +34,12 @@ def test_tokens_are_the_unpatched_models(trained, plain, policy):
         totals = same(trained, plain, policy, pool)
         for phase in totals.values():
             assert phase.steps > 0
+
+
+@pytest.mark.parametrize("policy", ("apex", "sa_only", "mixtral_offloading", "llamacpp_static32", "kt_dynamic(stream_tokens=8)"))
+def test_tokens_from_slots_that_layers_share(trained, plain, policy):
+    for pool in (0, 1, 4, 16, 32):
+        same(trained, plain, policy, pool, pool_scope="global")
 
 
 @pytest.mark.nightly

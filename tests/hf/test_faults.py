@@ -30,7 +30,7 @@ def test_failed_copies_change_no_token(trained, policy, share, caplog):
         def failing(at, places, after=()):
             lost = {expert: slot for expert, slot in places.items() if draw.random() < share}
             for slot in lost.values():
-                handle._device.halves.poison(at.layer, slot)
+                handle._device.halves.poison(slot)
             issued = iter(real(at, {expert: slot for expert, slot in places.items() if expert not in lost}, after))
             return [CopyFailed("injected") if expert in lost else next(issued) for expert in places]
 

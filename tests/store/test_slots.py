@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from apexk.store.slots import Slots
+from apexk.store.slots import slots_of
 
 EXPERTS, CAPACITY = 7, 4
 
@@ -13,7 +13,7 @@ EXPERTS, CAPACITY = 7, 4
 class Life(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.slots = Slots(0, CAPACITY)
+        self.slots = slots_of(1, CAPACITY, shared=False)[0]
         self.truth: dict[int, tuple[int, str]] = {}  # expert -> (slot, "loading" | "ready")
 
     @rule(expert=st.integers(0, EXPERTS - 1), slot=st.integers(0, CAPACITY - 1))

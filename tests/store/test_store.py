@@ -28,16 +28,16 @@ def test_block_is_gate_up_down_in_one_run(hidden, intermediate, dtype):
 @pytest.mark.parametrize(("hidden", "intermediate"), SHAPES)
 def test_biases_follow_the_matrices(hidden, intermediate):
     block = ExpertBlock(hidden, intermediate, torch.float32, biases=True)
-    store, pool = HostStore(1, 3, block), Pool(1, 2, block)
+    store, pool = HostStore(1, 3, block), Pool(2, block)
     parts = [torch.randn(3, *shape) for shape in ((2 * intermediate, hidden), (hidden, intermediate), (2 * intermediate,), (hidden,))]
     store.put(0, *parts)
     assert block.payload_bytes == 4 * (3 * hidden * intermediate + 2 * intermediate + hidden)
     for e in range(3):
         run = store.blocks(0)[e, : block.elements]
         assert torch.equal(run, torch.cat([part[e].reshape(-1) for part in parts]))
-    pool.blocks(0)[1].copy_(store.blocks(0)[2])
+    pool.memory[1].copy_(store.blocks(0)[2])
     for view, stored, part in zip((pool.w13, pool.w2, pool.b13, pool.b2), (store.w13, store.w2, store.b13, store.b2), parts, strict=True):
-        assert torch.equal(view(0)[1], part[2]) and torch.equal(stored(0), part)
+        assert torch.equal(view[1], part[2]) and torch.equal(stored(0), part)
     assert len({view(0).untyped_storage().data_ptr() for view in (store.w13, store.w2, store.b13, store.b2)}) == 4
     plain = HostStore(1, 2, ExpertBlock(hidden, intermediate, torch.float32))
     assert plain.b13(0) is None and plain.b2(0) is None
@@ -69,9 +69,9 @@ def test_views_outlive_the_store():
 
 def test_pool_starts_as_nan_and_takes_no_slots():
     block = ExpertBlock(8, 8, torch.bfloat16)
-    assert Pool(2, 3, block).memory.isnan().all()
-    empty = Pool(2, 0, block)
-    assert empty.nbytes == 0 and empty.w13(1).shape == (0, 16, 8) and empty.w2(0).shape == (0, 8, 8)
+    assert Pool(6, block).memory.isnan().all()
+    empty = Pool(0, block)
+    assert empty.nbytes == 0 and empty.w13.shape == (0, 16, 8) and empty.w2.shape == (0, 8, 8)
 
 
 @pytest.mark.parametrize(("hidden", "intermediate"), [(0, 8), (8, -1)])

@@ -13,7 +13,7 @@ from apexk.timeline.schema import FIELDS, check_row
 FACTS = {"versions": {"apexk": "0"}, "model": {"name": "tiny"}, "config": {}, "hardware": "a6000-paper", "device": "virtual"}
 ROW = {
     "step": 0, "layer": 1, "phase": "decode", "kind": "copy.exact", "lane": "h2d", "start_ns": 10, "end_ns": 25, "bytes": 4096,
-    "experts": [3], "tokens": 0, "reads": ["host.L1.e3"], "writes": ["L1.slot0"], "modelled": True,
+    "experts": [3], "tokens": 0, "reads": ["host.L1.e3"], "writes": ["slot0"], "modelled": True,
 }  # fmt: skip
 DECISION = {"policy": "apex", "inputs": {}, "estimates": [[1.0, 0.1]], "choice": {}}
 PLAN = {**ROW, "kind": "plan", "lane": "host", "decision": DECISION}
