@@ -17,6 +17,8 @@ ALLOWED = {
     "apexk/nvtx.py": {"nvtx"},
     "apexk/hardware/": set(),
     "apexk/policy/": set(),
+    "apexk/policy/predictor.py": {"numpy"},
+    "apexk/predictors/": {"numpy", "torch", "apexk.policy", "apexk.sim"},
     "apexk/timeline/": set(),
     "apexk/kernels/": set(),
     "kernels/triton/": {"torch", "triton"},

@@ -11,10 +11,11 @@ import importlib
 import logging
 import os
 import sys
+from types import ModuleType
 
 import apexk
 
-#: verb -> what it does; the verb's module is `apexk.cli.<verb>` with `add_arguments(parser)` and `run(args) -> int`
+#: verb -> what it does; the verb's module is `apexk.cli.<verb>` (`module`) with `add_arguments(parser)` and `run(args) -> int`
 VERBS = {
     "demo": "generate with a small trained MoE, plain and swapped, and show the modelled timeline",
     "run": "generate text with a swapped model: prompts from arguments, a file or stdin",
@@ -28,6 +29,7 @@ VERBS = {
     "paper": "the Apex paper's figures and tables, ours beside the paper's",
     "explain": "why a layer was decided as it was: misses, estimates for each count, the choice, what was best",
     "trace": "generate, look at, import, convert and record routing traces",
+    "train-predictor": "train a predictor of expert loads from routing traces, and judge it on steps that it was not trained on",
     "kernels": "benchmark the kernels, or compile them for GPUs that are not here",
     "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
     "overhead": "what apexk itself costs on this host: deciding, launching, hand-over, transfer set-up",
@@ -69,6 +71,11 @@ def main(argv: list[str] | None = None) -> int:
         return _ended(asked, error, LACKING)
 
 
+def module(verb: str) -> ModuleType:
+    """A verb's module; a hyphen in its name is an underscore there."""
+    return importlib.import_module(f"apexk.cli.{verb.replace('-', '_')}")
+
+
 def _run(argv: list[str], asked: str | None) -> int:
     parser = argparse.ArgumentParser(prog="apexk", description="Mixture-of-Experts inference with experts in host memory.")
     parser.add_argument("--version", action="version", version=f"apexk {apexk.__version__}")
@@ -76,14 +83,14 @@ def _run(argv: list[str], asked: str | None) -> int:
     for verb, text in VERBS.items():
         sub = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
         if verb == asked:  # only the verb that is asked for is imported
-            importlib.import_module(f"apexk.cli.{verb}").add_arguments(sub)
+            module(verb).add_arguments(sub)
     if not {"", os.getcwd()} & set(sys.path):  # a policy `module:Class` may lie in the folder at hand; last, so that it hides nothing
         sys.path.append("")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("apexk").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
     args = parser.parse_args(argv)
-    return importlib.import_module(f"apexk.cli.{asked}").run(args)
+    return module(asked).run(args)
 
 
 def _ended(asked: str | None, why: object, code: int) -> int:

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heard.add_argument("--batch", type=whole(), default=8)
     heard.add_argument("--tokens", type=whole(), default=32, help="new tokens a prompt (default: 32)")
     heard.add_argument("--seed", type=whole(0), default=0, help="draws the prompts (default: 0)")
+    heard.add_argument("--policy", default="apex", help="runs the model; predictions reach as far as it looks ahead: mira's two layers (default: apex, one)")
     heard.add_argument("--licence", default="", help="licence of the model and the text")
     heard.set_defaults(act=_record)
 
@@ -129,9 +130,11 @@ def _import(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
+    import apexk
+
+    config = apexk.ApexConfig(policy=args.policy)  # a bad one is refused before torch is loaded
     import torch
 
-    import apexk
     from apexk.demo import model as demo
     from apexk.sim import trace
     from apexk.sim.record import Recorder
@@ -145,7 +148,7 @@ def _record(args: argparse.Namespace) -> int:
     else:
         model, tokenizer = demo.load(torch.float32)
     texts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)
-    with apexk.swap(model) as handle:
+    with apexk.swap(model, config) as handle:
         recorder = Recorder(len(texts), handle.engine.shape.experts, str(args.model or "apexk demo"))
         handle.engine.recorder = recorder
         demo.generate(model, tokenizer, texts, args.tokens)

@@ -36,6 +36,8 @@ class LayerForward:
         self._engine, self._experts, self._views, self._layer = engine, experts, views, layer
         self._block = experts.blocks[layer]
         self._name = experts.names[layer]
+        if experts.family.router is None and getattr(engine.policy, "predictor", None) is not None:
+            raise ValueError(f"{engine.policy.name}: nothing can be predicted for {experts.model_type}, whose routers do not see its experts' input: leave the predictor out")
         following = range(layer + 1, min(layer + 1 + engine.policy.look_ahead, len(experts.blocks)))
         self._routers = [partial(self._route, later) for later in following] if experts.family.router is not None else []
 

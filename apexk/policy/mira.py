@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from .base import DEFAULTS, Policy
 from .mixtral_offloading import STAGING_SLOTS
+from .predictor import active, read
 from .scan import by_load, choose
 from .types import ModelShape, Phase, Plan, PolicyOptions, Prediction, RouteView
 
@@ -19,7 +20,9 @@ class Mira(Policy):
     """`hot` of a layer's slots hold its most useful experts, the rest (STAGE) what is predicted or missed.
 
     The two following layers' routers, on this layer's input, name what comes: experts with the largest score sums, as many as
-    STAGE has slots, are copied into it, the nearer layer's first since they are due first. A miss is copied on demand (the
+    STAGE has slots, are copied into it, the nearer layer's first since they are due first. With `predictor` (a file that
+    `apexk train-predictor` wrote) the farther layer's most likely experts are named by that instead, from this layer's loads, past
+    steps and that layer's router, as many as are expected to be active; the nearer layer keeps its router. A miss is copied on demand (the
     GPU runs everything); with `miss="cpu"` the CPU computes it, and copies come from predictions and promotions alone.
     STAGE replaces the expert that came longest ago and is not predicted. Only copies on demand for which STAGE has no slot left
     replace an expert of HOT, the least useful one.
@@ -39,7 +42,8 @@ class Mira(Policy):
     posts = True
     pool_scopes = ("layer",)
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, hot: float = 0.7, every: int = 16, margin: float = 1.2, miss: str = "fetch"):
+    def __init__(self, options: PolicyOptions = DEFAULTS, hot: float = 0.7, every: int = 16, margin: float = 1.2, miss: str = "fetch",
+                 predictor: str | None = None):
         for what, value, low, high in (("hot", hot, 0.0, 1.0), ("margin", margin, 1.0, 1e6)):
             if isinstance(value, (bool, str)) or not low <= value <= high:
                 raise ValueError(f"mira: {what} is {value!r}; wanted a number from {low:g} to {high:g}")
@@ -51,6 +55,7 @@ class Mira(Policy):
             raise ValueError(f"mira: evict is {options.evict!r}; its regions need utilities: 'utility' or 'learnt'")
         super().__init__(options)
         self.share, self.every, self.margin = hot, every, margin
+        self.predictor = None if predictor is None else read(predictor, "linear")
         self.asked, self.came = 0, defaultdict(dict)  # by layer: when each expert was last asked for
         if miss == "cpu":
             self.fetches = self.waits_in_flight = self.waves = False
@@ -58,6 +63,10 @@ class Mira(Policy):
 
     def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
         super().start(shape, capacity, *rest, **more)
+        if self.predictor is not None:
+            self.predictor.require(shape)
+            self.predictor.reset(shape.topk)
+        self.now: tuple[int, int, Mapping[int, int]] = 0, 0, {}  # newest routing event: layer, tokens, loads
         size = int(self.share * self.capacity)
         self.stage_slots = self.capacity + self.extra_slots(self.capacity) - size
         self.hot = [set(self.initial(layer)[:size]) for layer in range(shape.layers)]
@@ -69,6 +78,7 @@ class Mira(Policy):
         return max(0, STAGING_SLOTS - capacity) if self.fetches else 0
 
     def on_route(self, view: RouteView) -> Plan:
+        self.now = view.layer, view.tokens, view.loads
         if not self.fetches:
             return choose(view, limit=0)
         here, missed = by_load(view)
@@ -77,6 +87,11 @@ class Mira(Policy):
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
         coming, scores = {e for e, load in prediction.loads.items() if load > 0}, prediction.scores
+        layer, tokens, loads = self.now
+        if self.predictor is not None and layer_next == layer + self.predictor.distance:
+            chances = self.predictor.chances(layer_next, tokens, prediction.loads, loads)
+            likely = (-chances).argsort(kind="stable")[: round(active(chances, tokens))].tolist()
+            coming, scores = set(likely), {e: float(chances[e]) for e in likely}
         self.predicted[layer_next] |= coming
         queue = sorted(coming - resident, key=lambda e: (-scores.get(e, 0.0), e))[: self.stage_slots]
         self._ask(layer_next, queue)
@@ -93,6 +108,8 @@ class Mira(Policy):
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         super().on_layer_done(layer, step, phase, loads)
         self.predicted[layer].clear()
+        if self.predictor is not None:
+            self.predictor.learn(layer, loads)
 
     def on_step_done(self, step: int) -> tuple[tuple[int, int], ...]:
         if (step + 1) % self.every:

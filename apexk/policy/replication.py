@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .base import DEFAULTS, Policy
+from .predictor import above, read
 from .scan import choose
 from .types import ModelShape, Phase, Plan, PolicyOptions, Prediction, RouteView
 
@@ -22,7 +23,8 @@ class Replication(Policy):
     """Popular experts stay; a `spare` share of the slots is for replicas of overloaded experts.
 
     Overloaded: more than `theta` times the mean load of a layer's active experts. What the next layer will see is half its
-    last load, half its router's prediction; a replica is copied ahead, or at once where that shortens the longer path.
+    last load, half its router's prediction (`predictor="mix"`), or what a recurrent predictor expects (a file that `apexk train-predictor
+    --kind recurrent` wrote); a replica is copied ahead, or at once where that shortens the longer path.
     """
 
     name = "replication"
@@ -32,15 +34,20 @@ class Replication(Policy):
     fetches = True
     waits_in_flight = True
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25):
+    def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25, predictor: str = "mix"):
         for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0)):
             if isinstance(value, (bool, str)) or not low <= value <= high:
                 raise ValueError(f"replication: {what} is {value!r}; wanted a number from {low:g} to {high:g}")
         super().__init__(options)
         self.theta, self.spare = theta, spare
+        self.predictor = None if predictor == "mix" else read(predictor, "recurrent")
 
     def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
         super().start(shape, capacity, *rest, **more)
+        if self.predictor is not None:
+            self.predictor.require(shape)
+            self.predictor.reset(shape.topk)
+        self.tokens = 0  # of the newest routing event
         self.last: list[Mapping[int, int]] = [{} for _ in range(shape.layers)]
         self.below: list[dict[int, int]] = [{} for _ in range(shape.layers)]  # by layer: steps that an expert has been below, all in a row
         self.stay = [frozenset(self.initial(layer)) for layer in range(shape.layers)]
@@ -57,6 +64,7 @@ class Replication(Policy):
         return {"idle": sorted(self._idle(layer)), "theta": self.theta}
 
     def on_route(self, view: RouteView) -> Plan:
+        self.tokens = view.tokens
         heavy = overloaded(view.loads, view.memory["theta"])
         unused = view.resident - view.loads.keys()
         free = view.available - len(unused)
@@ -65,9 +73,13 @@ class Replication(Policy):
         return choose(replace(view, available=slots), limit=sum(e not in view.resident for e in heavy) + flying)
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
-        last = self.last[layer_next]
-        coming = {e: 0.5 * last.get(e, 0) + 0.5 * prediction.loads.get(e, 0) for e in {*last, *prediction.loads}}
-        return tuple(e for e in overloaded(coming, self.theta) if e not in resident)[: self.replicas]
+        if self.predictor is not None:
+            chances = self.predictor.chances(layer_next, self.tokens, prediction.loads)
+            heavy = above(chances, self.tokens, self.theta)
+        else:
+            last = self.last[layer_next]
+            heavy = overloaded({e: 0.5 * last.get(e, 0) + 0.5 * prediction.loads.get(e, 0) for e in {*last, *prediction.loads}}, self.theta)
+        return tuple(e for e in heavy if e not in resident)[: self.replicas]
 
     def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         """Idle replicas first; residents that stay last."""
@@ -83,6 +95,8 @@ class Replication(Policy):
         busy = {e for e, load in loads.items() if load >= 0.5 * self.theta * mean(loads)}
         self.below[layer] = {e: 0 if e in busy else self.below[layer].get(e, 0) + 1 for e in range(self.shape.experts) if e not in self.stay[layer]}
         self.last[layer] = loads
+        if self.predictor is not None:
+            self.predictor.learn(layer, loads)
 
     def _idle(self, layer: int) -> frozenset[int]:
         return frozenset(e for e, steps in self.below[layer].items() if steps >= IDLE_STEPS)

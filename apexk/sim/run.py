@@ -62,6 +62,9 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     options = policy_options(settings)
     chosen = registry.get(policy, options) if isinstance(policy, str) else policy(options)
     reach = 1 + len(demand.steps[0].farther)
+    if getattr(chosen, "predictor", None) is not None and chosen.look_ahead > reach:
+        raise ValueError(f"{chosen.name} asks its predictor {chosen.look_ahead} layers ahead, the predictions of {demand.source} reach {reach}: "
+                         "record the trace under a policy that looks as far (apexk trace record --policy mira)")
     if chosen.speculates and chosen.look_ahead > reach:
         log.warning("%s looks %d layers ahead, the predictions of %s reach %d", chosen.name, chosen.look_ahead, demand.source, reach)
     shape = ModelShape(demand.layers, demand.experts, demand.topk)

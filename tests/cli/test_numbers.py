@@ -1,7 +1,6 @@
 """Every number and list on the command line: what none can be is refused with its flag's name."""
 
 import argparse
-import importlib
 
 import pytest
 
@@ -9,14 +8,15 @@ from apexk import cli
 from apexk.cli.flags import positive
 from apexk.cli.flags import words as names
 
-NEEDED = {"explain": ["--step", "0", "--layer", "0"], "fit": ["x"], "plan": ["x"], "paper": ["table3"], "run": ["x"], "report": ["x"], "kernels": ["bench"], "trace": ["generate", "x.trace.npz"]}
+NEEDED = {"explain": ["--step", "0", "--layer", "0"], "fit": ["x"], "plan": ["x"], "paper": ["table3"], "run": ["x"], "report": ["x"], "kernels": ["bench"], "trace": ["generate", "x.trace.npz"],
+          "train-predictor": ["x.trace.npz"]}
 NEEDED_BY_ACTION = {"generate": ["x.trace.npz"], "record": ["x.trace.npz"], "import": ["x.npz", "--model", "a", "--out", "x.trace.npz", "--experts", "8"]}
 
 
 def numeric(verb: str):
     """(words before it, flag, type) of every flag of a verb with a type of its own."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"apexk.cli.{verb}").add_arguments(parser)
+    cli.module(verb).add_arguments(parser)
     parsers = [([verb, *NEEDED.get(verb, [])], parser)]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -39,7 +39,7 @@ def test_no_number_goes_unchecked():
 @pytest.mark.parametrize(("words", "flag", "kind"), FLAGS, ids=lambda v: v if isinstance(v, str) else " ".join(v[:2]) if isinstance(v, list) else "")
 def test_what_is_no_number_is_refused_by_flag(words, flag, kind, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(f"apexk.cli.{words[0]}")
+    module = cli.module(words[0])
     monkeypatch.setattr(module, "run", lambda args: pytest.fail(f"it ran with {args}"))
     for bad in ["", "1,,2", ","] + ([] if kind in (names, positive) else ["99999999999999999999"]) + ([] if kind is names else ["-1", "nan", "inf", "x", "1.5.1"]):
         with pytest.raises(SystemExit) as ended:

@@ -1,7 +1,6 @@
 """What a verb writes: a path that cannot be written is refused before its work, and a file is there whole or not at all."""
 
 import argparse
-import importlib
 import json
 import os
 import stat
@@ -27,7 +26,7 @@ WRITTEN = [
     (["report", "x"], "--csv", "file"), (["report", "x"], "--json", "file"), (["report", "x"], "--plot", "file"), (["report", "x"], "--plots", "folder"),
     (["report", "x"], "--html", "file"), (["report", "x"], "--trace", "file"), (["overhead"], "--json", "file"), (["fit", "x"], "--json", "file"),
     (["doctor"], "--json", "file"), (["profile"], "--out", "folder"), (["plan", "x"], "--json", "file"), (["payload"], "--json", "file"),
-    (["simulate"], "--page", "file"), (["compare"], "--json", "file"), (["compare"], "--csv", "file"), (["compare"], "--picture", "file"), (["compare"], "--page", "file"),
+    (["train-predictor", "x"], "--out", "file"), (["train-predictor", "x"], "--json", "file"), (["simulate"], "--page", "file"), (["compare"], "--json", "file"), (["compare"], "--csv", "file"), (["compare"], "--picture", "file"), (["compare"], "--page", "file"),
 ]  # fmt: skip
 
 
@@ -44,7 +43,7 @@ def test_the_table_names_every_flag():
     there = {(words[0], flag) for words, flag, _ in WRITTEN}
     for verb in cli.VERBS:
         parser = argparse.ArgumentParser()
-        importlib.import_module(f"apexk.cli.{verb}").add_arguments(parser)
+        cli.module(verb).add_arguments(parser)
         for action in parser._actions:
             if action.metavar in ("OUT", "DIR", "PNG") or action.option_strings == ["--out"]:
                 assert any((verb, flag) in there for flag in action.option_strings), f"apexk {verb} {action.option_strings} is missing above"
@@ -63,7 +62,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(row, whe
         monkeypatch.setattr("tempfile.mkstemp", denied)  # root may write anywhere: the system's answer is played
         (tmp_path / "locked").mkdir()
     if words[0] != "kernels":
-        module = importlib.import_module(f"apexk.cli.{words[0]}")
+        module = cli.module(words[0])
         monkeypatch.setattr(module, "run", lambda args: pytest.fail("it ran"))
     place = tmp_path / where
     assert cli.main([*words, *([flag] if flag else []), str(place)]) == cli.FAILED
