@@ -8,6 +8,7 @@ kernel happens to do), so that a percentage of a roof means the same for each pr
 import fnmatch
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,7 @@ def all_cases() -> list[Case]:
     found: list[Case] = []
     for name in names:
         found += importlib.import_module(f"{__package__}.{name}").cases()
-    repeated = {case.name for case in found if sum(c.name == case.name for c in found) > 1}
+    repeated = {name for name, times in Counter(case.name for case in found).items() if times > 1}
     assert not repeated, f"cases of the same name: {sorted(repeated)}"
     return found
 
