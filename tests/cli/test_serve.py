@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -35,11 +36,22 @@ def served():
     session = open_session("demo", apexk.ApexConfig(device="cpu"))
     session.source.tokenizer.chat_template = PLAIN_TEMPLATE
     session.source.model.config.max_position_embeddings = CONTEXT
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    with session.handle, served(session, host="localhost", port=port, background=True):
-        yield session, port
+    with session.handle:
+        for _ in range(5):
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                port = free.getsockname()[1]
+            with served(session, host="localhost", port=port, background=True) as server:
+                if listens(server):
+                    yield session, port
+                    return
+    raise AssertionError("every port was taken between asking for a free one and listening on it")
+
+
+def listens(server) -> bool:
+    while not server.server.started and server._thread.is_alive():
+        time.sleep(0.01)
+    return server.server.started
 
 
 def code_of(*words):

@@ -3,9 +3,8 @@
 import itertools
 import json
 import logging
-import os
 import random
-import time
+from ctypes import CFUNCTYPE, c_int32, c_void_p
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,6 @@ from apexk.testing.tiny import tiny
 from apexk.timeline import read
 
 NEW_TOKENS = 5
-WINDOW_NS = 10_000_000
 SLOW = dict(delay_us=150, link_gb_s=0.5)  # an expert takes 0.2 ms
 POLICIES = ("no_assign", "sa_only", "ea_only", "apex")
 
@@ -141,23 +139,24 @@ def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplo
 
 
 def test_a_failed_prefetch_costs_its_victim_and_no_token(run, monkeypatch, caplog):
-    speculate, calls = Channel.speculate, itertools.count()
+    speculate, calls, broken = Channel.speculate, itertools.count(), []
 
     def failing(self, queue):
-        if next(calls) % 3 == 0:
-            self.runtime.fail("memcpy", after=0)
-            speculate(self, queue)
-            time.sleep(0.05)  # the channel's thread takes the failure, not the next read-back
-        else:
-            speculate(self, queue)
+        if queue and next(calls) % 3 == 0:  # its thread asks for an event that is gone
+            queue = [queue[0]._replace(after=dead_event(self.runtime)), *queue[1:]]
+            broken.append(queue[0])
+        speculate(self, queue)
 
     monkeypatch.setattr(Channel, "speculate", failing)
-    with caplog.at_level(logging.WARNING, "apexk"):
-        for _ in range(8):  # on a busy machine predictions may all come too late to be acted on
-            run(policy="sa_only", pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
-            if any("the prefetch of expert" in record.getMessage() for record in caplog.records):
-                return
-    raise AssertionError("no prefetch failed")
+    with caplog.at_level(logging.WARNING, "apexk"):  # eager: no prediction comes too late to be acted on
+        run(policy="sa_only", pool=6, options=dict(eager=True), before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
+    assert broken and any("the prefetch of expert" in record.getMessage() for record in caplog.records)
+
+
+def dead_event(runtime):
+    event = runtime.new_event()
+    assert CFUNCTYPE(c_int32, c_void_p)(runtime.table().event_destroy)(event.handle) == 0
+    return event
 
 
 @pytest.mark.parametrize("call", ["memcpy", "event_record", "wait_event", "launch"])
@@ -243,10 +242,10 @@ def test_pool_sizes(run, memory, pool, context, slots):
     assert run(options={"memory_bytes": memory}, use=lambda handle, runtime: handle.capacity.slots, pool=pool, context_tokens=context) == slots
 
 
-def test_no_room_for_the_pool_is_refused_with_the_numbers(trained, fake_gpu, plain):
+def test_no_room_for_the_pool_is_refused_with_the_numbers(trained, fake_gpu, plain, native_threads):
     model, tokenizer = trained()
     texts, wanted = plain[1]
-    tasks = len(os.listdir("/proc/self/task"))
+    ended = native_threads()
     with fake_gpu(memory_bytes=8 << 20):
         with pytest.raises(ValueError, match=r"32 slots a layer x 4 layers x 0.09 MiB = 0.01 GiB, but 0.01 GiB .* enough for 21"):
             apexk.swap(model, apexk.ApexConfig(device="cuda", pool=32))
@@ -264,7 +263,7 @@ def test_no_room_for_the_pool_is_refused_with_the_numbers(trained, fake_gpu, pla
         with pytest.raises(MemoryError, match="a pool of 4 layers x 32 slots x 98304 bytes = 0.01 GiB does not fit: .* are free; ask for fewer"):
             apexk.swap(model, apexk.ApexConfig(device="cuda", pool=32))
         assert made
-    assert len(os.listdir("/proc/self/task")) == tasks
+    assert ended()
     assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
 
 
@@ -273,7 +272,7 @@ def test_steady_state_allocates_nothing(trained, fake_gpu):
     texts = demo.prompts(4, seed=9)
     with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy="apex", pool=6)):
         counts = []
-        while len(counts) < 2 or (len(counts) < 8 and counts[-1] != counts[-2]):  # events are kept, as many as were ever under way at once: that is chance
+        while len(counts) < 2 or (len(counts) < 40 and counts[-1] != counts[-2]):  # events are kept, as many as were ever under way at once: that is chance
             demo.generate(model, tokenizer, texts, 12)
             counts.append(made[0].allocations())
         assert counts[-1] == counts[-2], counts
@@ -297,18 +296,22 @@ def test_bad_rows_are_refused_before_anything_is_launched(run):
     assert run(use=use, pool=2) == []
 
 
-def test_swapped_again_and_again_leaves_nothing(trained, plain, fake_gpu):
+def test_swapped_again_and_again_leaves_nothing(trained, plain, fake_gpu, native_threads):
     model, tokenizer = trained()
     texts, wanted = plain[1]
-    with fake_gpu(delay_us=50) as made:
-        with apexk.swap(model, apexk.ApexConfig(device="cuda", pool=3)):
-            demo.generate(model, tokenizer, texts, 2)
-        tasks, maps = len(os.listdir("/proc/self/task")), len(open("/proc/self/maps").readlines())
-        for pool in range(8):
+
+    def swaps(pools):
+        for pool in pools:
             with apexk.swap(model, apexk.ApexConfig(device="cuda", pool=pool)):
                 assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
-        assert len(os.listdir("/proc/self/task")) == tasks and len(made) == 9
-        assert len(open("/proc/self/maps").readlines()) < maps + 40
+        return len(open("/proc/self/maps").readlines())
+
+    with fake_gpu(delay_us=50) as made:
+        maps, ended = [swaps([3])], native_threads()
+        while len(maps) < 2 or (len(maps) < 5 and maps[-1] >= maps[-2] + 8):  # eight that kept one each would show every time
+            maps.append(swaps(range(8)))
+        assert ended() and len(made) == 1 + 8 * (len(maps) - 1)
+        assert maps[-1] < maps[-2] + 8, maps
 
 
 def test_timing_adds_no_wait_and_samples_reach_their_layer(trained, fake_gpu, monkeypatch, tmp_path):
@@ -337,18 +340,21 @@ def test_timing_adds_no_wait_and_samples_reach_their_layer(trained, fake_gpu, mo
         assert sample.cpu_experts == (len(host["experts"]) if host else 0)
 
 
-def test_the_device_clock_is_the_hosts(trained, fake_gpu):
+def test_the_device_clock_is_the_hosts(trained, fake_gpu, monkeypatch):
     """An event's time lies between the call that recorded it and the wait for it, but for the width of the narrowest such window of
     a routing event: no layer adds to that."""
     model, tokenizer = trained()
     with fake_gpu(delay_us=300) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", pool=6)) as handle:
-        clock = handle.engine.device.clock
+        clock, windows = handle.engine.device.clock, []
+        set_anchor = clock.set_anchor
+        monkeypatch.setattr(clock, "set_anchor", lambda event, before: (set_anchor(event, before), windows.append(clock.now() - before)))
         for _ in range(3):
             demo.generate(model, tokenizer, demo.prompts(1), 3)
             event, before = made[0].new_event(timing=True), clock.now()
             made[0].record(event, made[0].compute_stream())
             made[0].synchronize_event(event)
-            assert before - WINDOW_NS <= clock.ns(event) <= clock.now() + WINDOW_NS
+            off = min(windows) + 50_000  # CUDA's times are 32-bit milliseconds
+            assert before - off <= clock.ns(event) <= clock.now() + off
 
 
 def test_ranges_wrap_it(run):

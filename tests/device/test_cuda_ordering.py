@@ -22,6 +22,7 @@ from apexk.timeline import read
 CALLS = {"wait", "record", "join", "synchronize", "synchronize_event", "synchronize_stream", "settle_first", "collect"}
 FILES = [Path(module.__file__) for module in (cuda_clock, cuda_copies, cuda)]  # each imports only the ones before
 NEW_TOKENS = 3
+TRIES = 4  # of all scenes, when a removal goes by unseen: a busy machine may delay the thread that would have come too early
 
 
 @dataclass(frozen=True)
@@ -149,5 +150,5 @@ def test_each_order_is_needed(path, number, trained, plain, monkeypatch, tmp_pat
     monkeypatch.setattr("cuda_on_fake.cuda", sys.modules["apexk.device.cuda"])
     monkeypatch.setattr("cuda_on_fake.Operation", sys.modules["apexk.device.cuda_clock"].Operation)
     with pytest.raises(Exception):  # noqa: B017 - whatever shows it
-        for number_of, scene in enumerate(SCENES):
+        for number_of, scene in enumerate(SCENES * TRIES):
             play(trained, plain, monkeypatch, tmp_path / f"{number_of}.jsonl", scene)

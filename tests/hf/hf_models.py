@@ -1,7 +1,5 @@
 """Small models and what to compare of them, for the tests of this folder."""
 
-import os
-
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -19,10 +17,6 @@ def assert_as_before(model, before, keys):
         assert parameter.requires_grad == grad
         assert torch.equal(parameter, value), name
     assert not [n for n, m in model.named_modules() if "forward" in vars(m)]
-
-
-def native_threads():
-    return len(os.listdir("/proc/self/task"))
 
 
 def tiny(**changes):

@@ -6,23 +6,23 @@ import threading
 
 import pytest
 import torch
-from hf_models import assert_as_before, native_threads, tiny
+from hf_models import assert_as_before, tiny
 
 import apexk
 from apexk.demo import model as demo
 
 
-def test_restore_is_bit_exact_and_stops_every_thread(fresh):
+def test_restore_is_bit_exact_and_stops_every_thread(fresh, native_threads):
     model, tokenizer, before, keys = fresh
     texts = demo.prompts(2)
     demo.generate(model, tokenizer, texts, 2)  # torch's own threads start here
-    threads = native_threads()
+    ended = native_threads()
     handle = apexk.swap(model, apexk.ApexConfig(pool=4))
     demo.generate(model, tokenizer, texts, 4)
     handle.restore()
     handle.restore()
     assert_as_before(model, before, keys)
-    assert native_threads() == threads
+    assert ended()
     assert handle.info()["restored"]
 
 

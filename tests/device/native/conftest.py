@@ -1,8 +1,5 @@
 """A fake CUDA runtime for each test, and what is left of it afterwards."""
 
-import os
-import time
-
 import pytest
 import torch
 
@@ -10,32 +7,12 @@ from apexk.device.native.channel import Channel, Copy
 from apexk.device.native.fake import FakeCuda
 
 
-def threads() -> set[str]:
-    return set(os.listdir("/proc/self/task"))
-
-
 @pytest.fixture(autouse=True)
-def no_native_thread_left():
+def no_native_thread_left(native_threads):
     """Threads of the channel, the hand-off, the streams and the CPU pool end with their owners."""
-    before = threads()
+    ended = native_threads()
     yield
-    deadline = time.monotonic() + 10  # one that was joined may be listed a moment longer
-    while threads() - before and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not threads() - before
-
-
-@pytest.fixture
-def assert_idle():
-    """`assert_idle()`: the process takes no processor time, so its threads sleep."""
-
-    def look() -> None:
-        time.sleep(0.02)
-        before = time.process_time()
-        time.sleep(0.2)
-        assert time.process_time() - before < 0.02
-
-    return look
+    assert ended()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from apexk.device.native.tests.mutate import instrument
 
 FOLDER = build.ROOT / "build" / "transfer-mutants"
 HANG_SECONDS = 6  # for one scenario; the longest takes half a second
+TRIES = 5  # of a mutant that goes by unseen: whether two threads meet is chance
 GROUPS = ("channel", "hand_off")  # source file and scenarios of the self-test
 
 #: sites whose removal the self-test cannot see, each with the reason why it is nevertheless right to have them
@@ -43,6 +44,15 @@ def run(selftest: Path, group: str, mutant: int, seconds: int = HANG_SECONDS) ->
     return done.returncode, done.stdout + done.stderr
 
 
+def seen(selftest: Path, group: str, mutant: int) -> tuple[int, str]:
+    """The first run that fails, else the last."""
+    for _ in range(TRIES):
+        code, output = run(selftest, group, mutant)
+        if code:
+            break
+    return code, output
+
+
 def how(code: int, output: str) -> str:
     if "ThreadSanitizer: data race" in output:
         return "race"
@@ -56,7 +66,7 @@ def test_every_site_is_needed(mutants, group):
     code, output = run(selftest, group, -1, seconds=120)  # whole, it may be slow on a busy machine
     assert code == 0, output
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-        results = list(workers.map(lambda site: run(selftest, group, site.number), sites[group]))
+        results = list(workers.map(lambda site: seen(selftest, group, site.number), sites[group]))
     caught = {site: how(*result) for site, result in zip(sites[group], results, strict=True) if result[0]}
     for site, reason in caught.items():
         print(f"{group}.cpp:{site.line}: {reason}: {site.text[:90]}")

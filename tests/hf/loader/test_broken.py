@@ -271,19 +271,19 @@ def test_a_reader_that_is_closed_waits_for_reads_and_refuses_more(tmp_path, monk
 
     def slow(*args):
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         order.append("read")
         return preadv(*args)
 
     monkeypatch.setattr(os, "preadv", slow)
     with ThreadPoolExecutor() as pool:
         got = pool.submit(reader.read, stored, 0, 1)
-        assert reading.wait(10)
+        assert reading.wait(60)
         closing = pool.submit(lambda: (reader.close(), order.append("closed")))
         time.sleep(0.05)
         go_on.set()
-        assert got.result(10).shape[0] == 1
-        closing.result(10)
+        assert got.result(60).shape[0] == 1
+        closing.result(60)
     assert order == ["read", "closed"]
     with pytest.raises(ValueError, match="its loading has ended"):
         reader.read(stored, 0, 1)

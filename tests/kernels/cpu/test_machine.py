@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 
 import pytest
 import torch
@@ -102,8 +103,11 @@ def test_threads_stay_on_their_node(case, made):
     before, one = set(os.listdir("/proc/self/task")), case(33, 100, 72)
     with HostFFN(threads=4, oversubscribe=True, root=made(f"{first},{second}", nodes=(str(first), str(second)))) as ffn:
         one.check(one.run(ffn))
-        for _ in range(20):  # each thread has run by then
+        threads, wanted = set(os.listdir("/proc/self/task")) - before, sorted([str(first), str(second)] * 2)
+        deadline = time.monotonic() + 30
+        while sorted(map(allowed, threads)) != wanted and time.monotonic() < deadline:  # each goes there when it first runs
+            time.sleep(0.001)
+        for _ in range(20):
             assert torch.equal(one.run(ffn), one.out)
             ffn.submit(*one.arguments(), intermediate=72).wait()
-        masks = sorted(allowed(thread) for thread in set(os.listdir("/proc/self/task")) - before)
-    assert masks == sorted([str(first), str(second)] * 2)
+        assert sorted(map(allowed, threads)) == wanted

@@ -70,7 +70,7 @@ def test_mutant_is_caught(emulated, tmp_path, mutant):
     others = [path for path in emulated.glob("*.o") if path.name != changed.name]
     build.link([changed, *others], tmp_path)
     selftest = shutil.copy(emulated / "selftest", tmp_path)
-    done = subprocess.run([selftest, mutant.isa], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([selftest, mutant.isa], capture_output=True, text=True, timeout=600)
     assert done.returncode != 0, f"the self-test passes with this fault in {mutant.file}"
 
 

@@ -34,7 +34,7 @@ std::vector<Scenario> hand_off_scenarios();
 
 extern std::atomic<long> allocations;  // by operator new, in the whole program
 int threads_of_process();
-double idle_cpu_share();  // of one processor, while this thread sleeps
+bool idles(double share);  // soon the program takes less than this of one processor, while this thread sleeps
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 template <class Ready>
 void await(Ready ready) {  // a hang ends the program by its alarm
@@ -92,7 +92,7 @@ struct Gate {
     OK(apexk_fake_launch(stream, [](void *user) {
       Gate *gate = static_cast<Gate *>(user);
       gate->reached.store(true, std::memory_order_relaxed);
-      while (!gate->opened.load(std::memory_order_relaxed)) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      while (!gate->opened.load(std::memory_order_relaxed)) sleep_ms(1);
       gate->left.store(true, std::memory_order_relaxed);
     }, this));
     await([this] { return reached.load(std::memory_order_relaxed); });

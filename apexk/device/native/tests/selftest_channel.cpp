@@ -182,11 +182,16 @@ void failures() {
   }
   for (const apexk_fake_call call :
        {APEXK_FAKE_MEMCPY, APEXK_FAKE_EVENT_RECORD, APEXK_FAKE_EVENT_QUERY, APEXK_FAKE_EVENT_SYNCHRONIZE}) {
+    const int tag = 3 + 2 * call;
     apexk_fake_fail(call, 0, 700);
-    bench.speculate({bench.copy(3, 3, 3, 1, bench.done.back()), bench.copy(4, 4, 4, 1)});
-    sleep_ms(30);  // a stop at once could meet the failure that is meant for the thread
+    bench.speculate({bench.copy(tag, 3, 3, 1, bench.done.back()), bench.copy(tag + 1, 4, 4, 1)});
+    await([&] {  // a stop at once could meet the failure that is meant for the thread
+      int64_t ns;
+      return apexk_fake_event_ns(bench.done[tag + 1], &ns) == 0 && apexk_channel_in_flight(bench.channel) == 0;
+    });
+    bench.fake.api.get_last_error();  // "not ready"
     bench.stop(0);
-    NEED(bench.stopped.landed == 1 && bench.stopped.failed == 1 && bench.tags[0] == 4 && bench.tags[1] == 3 && bench.stopped.error == 700,
+    NEED(bench.stopped.landed == 1 && bench.stopped.failed == 1 && bench.tags[0] == tag + 1 && bench.tags[1] == tag && bench.stopped.error == 700,
          "call %d: landed %d failed %d error %d", call, bench.stopped.landed, bench.stopped.failed, bench.stopped.error);
     bench.clean();
   }
@@ -243,14 +248,13 @@ void sleeps_when_idle() {
   Bench bench;
   bench.speculate({bench.copy(0, 0, 0, 1)});
   bench.land(1);
-  NEED(idle_cpu_share() < 0.1, "the thread does not sleep with nothing to do");
+  NEED(idles(0.1), "the thread does not sleep with nothing to do");
   Gate gate;
   gate.close(bench.stream);
   bench.speculate({bench.copy(1, 1, 1, 1), bench.copy(2, 2, 2, 1)});
   bench.begin();
   bench.stop(1);
-  sleep_ms(2);
-  NEED(idle_cpu_share() < 0.3, "the thread does not sleep while it owes nothing");  // the gate looks 20,000 times a second
+  NEED(idles(0.3), "the thread does not sleep while it owes nothing");  // the gate looks a thousand times a second
   gate.open();
   OK(apexk_channel_abandon(bench.channel, 1));
 }
