@@ -1,8 +1,10 @@
 """The command line as a person uses it: what it prints, what it writes, how it ends."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -22,20 +24,21 @@ def run(*words):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """One small demo: (exit code, stdout, folder)."""
+    """One small demo: (its exit code, standard output and standard error, its folder)."""
     folder = tmp_path_factory.mktemp("demo")
     words = ["demo", "--prompts", "3", "--tokens", "5", "--pool", "6", "--out", folder / "out", "--json", folder / "out.json"]
-    done = subprocess.run([sys.executable, "-m", "apexk.cli", *map(str, words)], capture_output=True, text=True, cwd=folder)
-    return done, folder
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as error:
+        code = run(*words)
+    return (code, out.getvalue(), error.getvalue()), folder
 
 
 def test_demo_shows_and_writes(demo):
-    done, folder = demo
-    assert done.returncode == 0, done.stderr
-    assert "tokens identical: 3/3 prompts, 15 tokens (float32)" in done.stdout
-    assert "modelled on hardware a6000-paper, timed as if each expert were that file's" in done.stdout
-    assert all(name in done.stdout for name in ("no_assign", "sa_only", "ea_only", "apex"))
-    assert "generating" in done.stderr, "progress goes to stderr"
+    (code, out, error), folder = demo
+    assert code == 0, error
+    assert "tokens identical: 3/3 prompts, 15 tokens (float32)" in out
+    assert "modelled on hardware a6000-paper, timed as if each expert were that file's" in out
+    assert all(name in out for name in ("no_assign", "sa_only", "ea_only", "apex"))
+    assert "generating" in error, "progress goes to stderr"
     assert (folder / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((folder / "out.json").read_text())
     assert json.loads((folder / "out" / "summary.json").read_text()) == result
