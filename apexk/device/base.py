@@ -8,7 +8,7 @@ operation names what it reads and writes, so that an ordering check needs no GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,9 @@ class At:
     phase: str
 
 
+WAVES = 2  # number of the buffer for the rows of waves; parts take turns in the first two
+
+
 @dataclass
 class Rows:
     """The MoE input of one layer and its exact routing.
@@ -34,8 +37,10 @@ class Rows:
     With tensors: `x [T, H]` in the weight dtype, `topk_ids [T, topk]` int64, `topk_weights [T, topk]` float32, and
     `pairs [T*topk, H]` float32, which the device provides and the GPU and CPU halves fill row by row (row t*topk+k).
     Without tensors (a simulation) `loads` holds the active experts' token loads and `predicted` the (loads, score sums) of
-    the layers that follow, nearest first, as far as they are predicted. Long inputs are run in `parts`, views of consecutive tokens whose `loads` the routing event fills; parts share
-    two `pairs` buffers in turn, so the memory of a layer is bounded whatever the number of tokens.
+    the layers that follow, nearest first, as far as they are predicted. Long inputs are run in `parts`, views of consecutive
+    tokens whose `loads` the routing event fills; parts share two `pairs` buffers in turn, so the memory of a layer is bounded
+    whatever the number of tokens. Where experts come in waves, each wave runs all parts through a third buffer (`in_waves`), and
+    the rows are added to sums fp32 `[T, H]`.
     """
 
     tokens: int
@@ -47,7 +52,8 @@ class Rows:
     loads: Mapping[int, int] | None = None
     predicted: Sequence[Predicted] = ()
     start: int = 0  # of a part: its first token
-    buffer: int | None = None  # of a part: which of the two `pairs` buffers is its
+    buffer: int | None = None  # of a part: which of the `pairs` buffers is its
+    summed: bool = False  # of a part: the layer's sums hold what was accumulated of it
     parts: list[Rows] = field(default_factory=list)  # empty where the input is run whole
 
     def split(self, tokens: int) -> list[Rows]:
@@ -61,6 +67,10 @@ class Rows:
             x, ids, weights = (tensor[start : start + tokens] for tensor in (self.x, self.topk_ids, self.topk_weights))
             parts.append(Rows(x.shape[0], self.topk, x, ids, weights, start=start, buffer=number % 2))
         return parts
+
+    def in_waves(self) -> Rows:
+        """This part again, for the rows of waves."""
+        return replace(self, buffer=WAVES, pairs=None)
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The tokens of this part in a tensor of the whole input's `[T, H]`."""
@@ -132,6 +142,7 @@ class Device(Protocol):
     name: str
     modelled: bool  # times come from a hardware file, not from a clock
     host_runs_empty: bool  # the CPU path is paid even where it has no expert
+    sums_in_order: bool  # a token's rows are added in the order of its top-k, whatever the plan: nothing may be accumulated
 
     def begin_layer(self, at: At) -> None:
         """Marks the dense work before this layer's router (attention)."""
@@ -172,10 +183,14 @@ class Device(Protocol):
     def speculate(self, at: At, queue: Sequence[SpeculativeCopy], after: Sequence[Event] = ()) -> None:
         """Hands the channel a queue to serve in order after the exact copies, ahead of what it still has, until `stop_speculation`."""
 
+    def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Event:
+        """On the compute stream, after the `run_slots` of a wave: adds the rows of `experts` to the sums of a part's tokens, which
+        start from these where `rows` is not `summed` yet."""
+
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor | None, shared: torch.Tensor | None,
                 after: Sequence[Event]) -> Event:
         """On the compute stream, after the layer's `run_slots`: sums `rows.pairs` over top-k in fixed order, adds `shared`,
-        writes `out [T, H]`. `experts` are the layer's active ones."""
+        writes `out [T, H]`. `experts` are those with rows in the part: its active ones, or what the sums of a `summed` part lack."""
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         """Fills a slot before the first step; not part of any timeline."""

@@ -111,8 +111,13 @@ class CheckedDevice:
         self._queue_clock = _join(self._lanes["host"], *(event.clock for event in after))
         self.inner.speculate(at, queue, _inner(after))
 
+    def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Checked:
+        clock = self._run("gpu", f"sums of layer {at.layer}", accesses.accumulate(experts, rows.start))
+        return Checked(self.inner.accumulate(at, rows, experts), clock)
+
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Checked]) -> Checked:
-        clock = self._run("gpu", f"merge of layer {at.layer}", accesses.combine(experts, rows.buffer), after)
+        names = accesses.combine(experts, rows.buffer, rows.start if rows.summed else None)
+        clock = self._run("gpu", f"merge of layer {at.layer}", names, after)
         return Checked(self.inner.combine(at, rows, experts, out, shared, _inner(after)), clock)
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:

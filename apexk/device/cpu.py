@@ -45,6 +45,7 @@ class CpuDevice:
     name = "cpu"
     modelled = False
     host_runs_empty = False
+    sums_in_order = True
 
     def __init__(self, timeline: Timeline, halves: Halves):
         if halves.pool.slots:
@@ -71,7 +72,7 @@ class CpuDevice:
         for work in after:
             self._finish(work)
         start = self._now()
-        self.halves.combine(rows, out, shared)
+        self.halves.combine(rows, experts, out, shared)
         self._last_end = self._now()
         self._row("combine", "host", at, start, self._last_end, accesses.combine(experts, rows.buffer), tokens=rows.tokens)
         return Done(start, self._last_end)
@@ -109,6 +110,9 @@ class CpuDevice:
         raise RuntimeError("a CPU device has no slots")
 
     def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):
+        raise RuntimeError("a CPU device has no slots")
+
+    def accumulate(self, at: At, rows: Rows, experts):
         raise RuntimeError("a CPU device has no slots")
 
     def predict(self, at: At, rows: Rows, routers) -> Ticket:

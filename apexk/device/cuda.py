@@ -22,7 +22,7 @@ from itertools import takewhile
 import torch
 
 from apexk.device import accesses
-from apexk.device.base import At, CopyFailed, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
+from apexk.device.base import WAVES, At, CopyFailed, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
 from apexk.device.cuda_buffers import StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.cuda_copies import Copies, last_of_all, wait
@@ -64,6 +64,7 @@ class CudaDevice:
     name = "cuda"
     modelled = False
     host_runs_empty = False
+    sums_in_order = False
 
     def __init__(self, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, kernels: GpuKernels, *, topk: int,
                  tokens: int = 32, activation: str = "silu", weight_on_input: bool = False, threads: int | None = None,
@@ -95,7 +96,7 @@ class CudaDevice:
             self._returned = runtime.new_event()
             self._demand = torch.empty(0, dtype=torch.int32)
             self._counts = self._ids = self._demand.view(0, 1)
-            self._tokens, self._topk, self._buffers = 0, topk, {}
+            self._tokens, self._topk, self._buffers, self._sums = 0, topk, {}, torch.empty(0)
             self._reserve(tokens, topk)
             self._undo, self._open = undo.pop_all(), True
         self._jobs: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by buffer: what no stream waits for
@@ -123,6 +124,7 @@ class CudaDevice:
         _check(rows, self.store, self.runtime.device)
         parts, experts, topk = rows.parts or [rows], self.store.experts, rows.topk
         self._reserve(max(part.tokens for part in parts), topk)
+        self._whole = rows.tokens
         if (len(parts), rows.tokens) != (len(self._counts), len(self._ids)) or topk != self._ids.shape[1]:
             self._counts, self._ids = self._room_for_demand(len(parts), rows.tokens, topk)
         for number, part in enumerate(parts):
@@ -183,6 +185,15 @@ class CudaDevice:
     def take_prediction(self, ticket: Ticket) -> list[tuple[dict[int, int], dict[int, float]]] | None:
         return [_ranked(ranks) for ranks in ticket.result] if self.done(ticket.event) else None
 
+    def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Operation:
+        if not rows.summed and len(self._sums) < self._whole:
+            self._sums = self.runtime.empty_device((self._whole, self.store.block.hidden), torch.float32)
+        pairs, sums, mark = self._buffer(rows).pairs, rows.of(self._sums), self._tables.take(dict.fromkeys(experts, 0))
+        before = sums if rows.summed else None  # by now: kernels may be launched later
+        facts = {"tokens": rows.tokens, "names": (accesses.accumulate, experts, rows.start)}
+        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(
+            pairs, rows.topk, sums, topk_ids=rows.topk_ids, slot_of=mark, partial=before))
+
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None, after: Sequence[Operation]) -> Operation:
         pairs = self._buffer(rows).pairs
         for earlier in after:
@@ -190,8 +201,12 @@ class CudaDevice:
                 self._take_rows(rows, earlier, pairs)
             else:
                 wait(self.runtime, self._compute, earlier)
-        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer)}
-        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared))
+        summed, parts = rows.start if rows.summed else None, {}
+        if rows.summed:
+            parts = {"topk_ids": rows.topk_ids, "slot_of": self._tables.take(dict.fromkeys(experts, 0)), "partial": rows.of(self._sums)}
+        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed)}
+        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute,
+                           lambda: self.kernels.combine(pairs, rows.topk, out, shared, **parts))
 
     def stop_speculation(self, at: At, through: int) -> Stopped:
         return self.copies.stop(at, through)
@@ -307,7 +322,8 @@ class CudaDevice:
         self._reserve(rows.tokens, rows.topk)  # an input that is run whole though it was split
         number = rows.buffer or 0
         if number not in self._buffers:
-            self._buffers[number] = StepBuffers(self.runtime, self._tokens, self._topk, self.store.block.hidden, self.store.block.dtype)
+            self._buffers[number] = StepBuffers(self.runtime, self._tokens, self._topk, self.store.block.hidden, self.store.block.dtype,
+                                                number != WAVES)
         return self._buffers[number].of(rows)
 
     def _reserve(self, tokens: int, topk: int) -> None:

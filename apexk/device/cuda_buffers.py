@@ -11,12 +11,14 @@ from apexk.device.runtime import CudaRuntime, Stream
 
 
 class StepBuffers:
-    """Room for one part in flight: its weighted rows on the device, and what the CPU reads and writes, pinned."""
+    """Room for one part in flight: its weighted rows on the device, and what the CPU reads and writes, pinned, if it has a share
+    (`host`)."""
 
-    def __init__(self, runtime: CudaRuntime, tokens: int, topk: int, hidden: int, dtype: torch.dtype):
-        pairs = tokens * topk
+    def __init__(self, runtime: CudaRuntime, tokens: int, topk: int, hidden: int, dtype: torch.dtype, host: bool = True):
+        pairs, self._topk = tokens * topk, topk
         self._runtime = runtime
         self._pairs = runtime.empty_device((pairs, hidden), torch.float32)
+        tokens, pairs = (tokens, pairs) if host else (0, 0)
         self._x = runtime.empty_pinned((tokens, hidden), dtype)
         self._weights = runtime.empty_pinned((tokens, topk), torch.float32)
         self._rows = runtime.empty_pinned((pairs, hidden), torch.float32)
@@ -39,7 +41,7 @@ class StepBuffers:
 
     def _views(self, tokens: int) -> None:
         """Cuts the tensors once for all layers with as many tokens: a slice takes a microsecond."""
-        self._tokens, pairs = tokens, tokens * self._weights.shape[1]
+        self._tokens, pairs = tokens, tokens * self._topk
         self.x, self.weights = self._x[:tokens], self._weights[:tokens]
         self.pairs = self._pairs[:pairs]  # fp32 `[T*topk, H]` on the device
         self.host_rows, self.host_rows_view = self._rows[:pairs], self._rows_view[:pairs]  # the CPU's, and the same as the device sees it

@@ -42,8 +42,8 @@ class GpuKernels(Protocol):
     def take_rows(self, host: torch.Tensor, topk_ids: torch.Tensor, mark: torch.Tensor, pairs: torch.Tensor) -> None:
         """Rows of the marked experts from `host` to `pairs`."""
 
-    def combine(self, pairs: torch.Tensor, topk: int, out: torch.Tensor, shared: torch.Tensor | None) -> None:
-        """out [T, H] = sum over top-k, in order, plus `shared`."""
+    def combine(self, pairs: torch.Tensor, topk: int, out: torch.Tensor, shared: torch.Tensor | None = None, **parts: torch.Tensor | None) -> None:
+        """out [T, H] = sum over top-k, in order, plus `shared`; `parts` as in `combine_ref`: rows of some experts only, and a sum of others."""
 
     def gather(self, blocks: torch.Tensor, experts: torch.Tensor, slots: torch.Tensor, count: torch.Tensor, epoch: torch.Tensor,
                pool: torch.Tensor, ready: torch.Tensor, landed: torch.Tensor, payload_bytes: int) -> None:
@@ -83,8 +83,8 @@ class TritonKernels:
     def take_rows(self, host, topk_ids, mark, pairs) -> None:
         take_rows(host, topk_ids, mark, pairs)
 
-    def combine(self, pairs, topk, out, shared) -> None:
-        combine(pairs, topk, out, shared)
+    def combine(self, pairs, topk, out, shared=None, **parts) -> None:
+        combine(pairs, topk, out, shared, **parts)
 
     def gather(self, *arguments) -> None:
         if self._gather is None:
@@ -122,8 +122,8 @@ class ReferenceKernels:
     def take_rows(self, host, topk_ids, mark, pairs) -> None:
         take_rows_ref(host, topk_ids, mark, pairs)
 
-    def combine(self, pairs, topk, out, shared) -> None:
-        combine_ref(pairs, topk, out, shared)
+    def combine(self, pairs, topk, out, shared=None, **parts) -> None:
+        combine_ref(pairs, topk, out, shared, **parts)
 
     def gather(self, blocks, experts, slots, count, epoch, pool, ready, landed, payload_bytes) -> None:
         slot_gather_ref(blocks, experts, slots, count, epoch, pool, ready, payload_bytes)

@@ -7,7 +7,7 @@ slots (`"same"`), which makes a result bitwise independent of where an expert ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -37,12 +37,14 @@ class Halves:
         self._rule = {"activation": activation, "weight_on_input": weight_on_input}
         self.pool = Pool(store.layers * slots, store.block)
         self.ffn = HostFFN(threads=threads)
-        self._part_pairs: dict[int, torch.Tensor] = {}  # the two buffers of `Rows.parts`, made when first needed
+        self._part_pairs: dict[int, torch.Tensor] = {}  # the buffers of `Rows.parts` and their waves, made when first needed
+        self._sums = torch.empty(0)
         self._slots = self.pool.addresses()
         self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
 
     def begin(self, rows: Rows) -> dict[int, int]:
         """Counts the token load of every active expert, of the whole and of each part."""
+        self._tokens = rows.tokens
         for part in rows.parts:
             part.loads = self._count(part.topk_ids)
         return self._count(rows.topk_ids)
@@ -74,8 +76,17 @@ class Halves:
         active = [e for e in order.tolist() if loads[e] > 0]
         return {e: int(loads[e]) for e in active}, {e: float(scores[e]) for e in active}
 
-    def combine(self, rows: Rows, out: torch.Tensor, shared: torch.Tensor | None) -> None:
-        combine_ref(self._pairs(rows), rows.topk, out, shared)
+    def accumulate(self, rows: Rows, experts: Sequence[int]) -> None:
+        if not rows.summed and self._sums.shape != (shape := (self._tokens, rows.x.shape[1])):
+            self._sums = torch.empty(shape)
+        sums = rows.of(self._sums)
+        combine_ref(self._pairs(rows), rows.topk, sums, partial=sums if rows.summed else None, topk_ids=rows.topk_ids, slot_of=self._mark(experts))
+
+    def combine(self, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None) -> None:
+        if rows.summed:
+            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=rows.of(self._sums), topk_ids=rows.topk_ids, slot_of=self._mark(experts))
+        else:
+            combine_ref(self._pairs(rows), rows.topk, out, shared)
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""
@@ -92,6 +103,12 @@ class Halves:
 
     def close(self) -> None:
         self.ffn.close()
+
+    def _mark(self, experts: Iterable[int]) -> torch.Tensor:
+        """int32 `[E]`, -1 for those that are none of `experts`."""
+        mark = torch.full((self.store.experts,), -1, dtype=torch.int32)
+        mark[list(experts)] = 0
+        return mark
 
     def _count(self, topk_ids: torch.Tensor) -> dict[int, int]:
         return active_loads(torch.bincount(topk_ids.reshape(-1), minlength=self.store.experts))

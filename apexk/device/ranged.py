@@ -64,6 +64,10 @@ class RangedDevice:
         with self._ranges(kind, at.layer, len(slots)):
             return self.inner.run_slots(at, rows, slots, loads, kind, after)
 
+    def accumulate(self, at: At, rows, *arguments):
+        with self._ranges("combine", at.layer, rows.tokens):
+            return self.inner.accumulate(at, rows, *arguments)
+
     def combine(self, at: At, rows, *arguments, **more):
         with self._ranges("combine", at.layer, rows.tokens):
             merged = self.inner.combine(at, rows, *arguments, **more)

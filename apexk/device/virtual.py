@@ -43,6 +43,7 @@ class VirtualDevice:
         self.timeline = timeline
         self.halves = halves
         self.host_runs_empty = hardware.cpu.fixed_when_empty
+        self.sums_in_order = halves is not None and halves.arithmetic == "same"
         self._bytes = bytes_per_expert
         self._free = {"gpu": 0, "side": 0, "h2d": 0, "cpu": 0}
         self._now = 0
@@ -133,14 +134,21 @@ class VirtualDevice:
         self._queue.extendleft(reversed(queue))
         self._queued_at = max([self._now, *(e.end for e in after)])
 
+    def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Span:
+        """Takes no time of its own: hardware files know of one merge a layer."""
+        if self.halves:
+            self.halves.accumulate(rows, experts)
+        return self._run("gpu", "combine", at, 0.0, tokens=rows.tokens, names=(accesses.accumulate, experts, rows.start))
+
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Span]) -> Span:
         if self.halves and out is not None:
-            self.halves.combine(rows, out, shared)
+            self.halves.combine(rows, experts, out, shared)
         ready = max([self._free["gpu"], *[e.end for e in after]])
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)
-        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=(accesses.combine, experts, rows.buffer))
+        names = (accesses.combine, experts, rows.buffer, rows.start if rows.summed else None)
+        return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=names)
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         if self.halves:

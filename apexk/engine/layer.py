@@ -34,6 +34,7 @@ class LayerTask:
     parts: list[Rows]  # the whole input where it is one
     view: RouteView
     plan: Plan
+    in_waves: bool
     arrived: tuple[int, ...]  # copied for this layer; waves have none left
     failed: tuple[int, ...]  # whose copy failed: the CPU computes them
     events: LayerEvents
@@ -62,15 +63,18 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     events = LayerEvents(at, device.now_ms(), layer == engine.shape.layers - 1, rows.tokens, unassigned, estimated)
     in_waves = policy.waves and plan.transfer_count > (view.available if policy.keeps_fetched else engine.slots[layer].free_count)
     rows.loads = loads
-    # waves take slots again within the layer, so no part could come back to them: they run whole
-    parts = [rows] if in_waves or not rows.parts else rows.parts
+    parts = [rows] if not rows.parts or in_waves and device.sums_in_order else rows.parts
     first = parts[0]
     hosts = [_start_host(engine, events, first, plan.cpu)]
     arrived, failed = ((), ()) if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
-        _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
+        # waves take slots again within the layer, so no part could come back to them: each wave runs all parts
+        waves = parts if len(parts) == 1 else [part.in_waves() for part in parts]
+        _launch_wave(engine, events, waves, plan.gpu_resident, "gpu.resident")
         ticket = _predict(engine, at, rows, routers)
-        failed = _run_waves(engine, events, rows, view, plan)
+        failed = _run_waves(engine, events, waves, view, plan)
+        for part, wave in zip(parts, waves, strict=True):
+            part.summed = wave.summed
     elif engine.resident_first:
         _launch(engine, events, first, plan.gpu_resident, "gpu.resident")
         ticket = _predict(engine, at, rows, routers)
@@ -82,7 +86,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
         hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
     if len(parts) > 1:
         hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
-    task = LayerTask(at, parts, view, plan, arrived, failed, events, hosts, ticket, ticket.event if ticket else None)
+    task = LayerTask(at, parts, view, plan, in_waves, arrived, failed, events, hosts, ticket, ticket.event if ticket else None)
     _speculate(engine, task)
     return task
 
@@ -93,11 +97,12 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
     cpu = plan.cpu + task.failed
     _speculate(engine, task)
     for number, part in enumerate(parts):
-        if number + 1 < len(parts):
+        if number + 1 < len(parts) and not task.in_waves:
             _launch(engine, events, parts[number + 1], plan.gpu_resident + task.arrived, "gpu.resident")
         # x may be written again once this layer is merged, so the last merge also waits for the prediction, which reads it
         after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None)
-        events.combined = engine.device.combine(task.at, part, part.loads, part.of(out), part.of(shared), after)
+        rest = _of_part(part, cpu) if part.summed else part.loads
+        events.combined = engine.device.combine(task.at, part, rest, part.of(out), part.of(shared), after)
         if number + 2 < len(parts):  # its buffer has been merged
             hosts.append(_start_host(engine, events, parts[number + 2], cpu, wait_for(events.combined)))
     if not engine.policy.keeps_fetched:
@@ -166,7 +171,7 @@ def _issue(engine: Engine, events: LayerEvents, fetch: list[int], spared: frozen
     return tuple(failed)
 
 
-def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView, plan: Plan) -> tuple[int, ...]:
+def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: RouteView, plan: Plan) -> tuple[int, ...]:
     """More copies than slots: as many as fit are copied and run, then their slots serve the next ones. Returns the experts
     whose copy failed.
 
@@ -183,7 +188,7 @@ def _run_waves(engine: Engine, events: LayerEvents, rows: Rows, view: RouteView,
         lost = _issue(engine, events, wave, spared, read)
         failed += lost
         copied = [e for e in wave if e not in lost]
-        _launch(engine, events, rows, (*landing, *copied), "gpu.arrived")
+        _launch_wave(engine, events, parts, (*landing, *copied), "gpu.arrived")
         for expert in (*landing, *copied):
             slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
             if not keeps:
@@ -202,6 +207,16 @@ def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int,
     after = wait_for(*slots.writing(experts))
     event = engine.device.run_slots(events.at, rows, places, loads, kind, after)
     events.launches.append((len(experts), event))
+
+
+def _launch_wave(engine: Engine, events: LayerEvents, parts: list[Rows], experts: tuple[int, ...], kind: str) -> None:
+    """Runs slots for every part of an input; the rows of one that is not whole become part of its sums."""
+    for part in parts:
+        _launch(engine, events, part, experts, kind)
+        here = _of_part(part, experts)
+        if here and part.buffer is not None:
+            engine.device.accumulate(events.at, part, here)
+            part.summed = True
 
 
 def _of_part(rows: Rows, experts: Sequence[int]) -> Sequence[int]:

@@ -38,8 +38,8 @@ def room(model: nn.Module, experts: Experts, config: ApexConfig, runtime: CudaRu
 
 
 def row_bytes(experts: Experts, tokens: int) -> int:
-    """What the expert rows of a part of an input take."""
-    return tokens * experts.topk * (2 * experts.hidden * 4 + experts.intermediate * experts.dtype.itemsize)
+    """What the expert rows of a part of an input take, in turn and in waves."""
+    return tokens * experts.topk * (3 * experts.hidden * 4 + experts.intermediate * experts.dtype.itemsize)
 
 
 def build(config: ApexConfig, runtime: CudaRuntime, timeline: Timeline, store: HostStore, slots: int, experts: Experts) -> CudaDevice:

@@ -35,8 +35,25 @@ def test_parts_change_no_bit(model, ids, policy, device):
     assert torch.allclose(found[0], plain, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["mixtral_offloading", "llamacpp_static32", "freetoken_q", "flexgen"])
+def test_waves_run_all_parts_and_copy_for_once(model, ids, policy):
+    """Where the slots do not hold what is missed: one set of copies whatever the size of a part, in bounded rows."""
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+    for pool in (1, 2):
+        copies = set()
+        for part_tokens in (90, 31, 7, 1):
+            with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=pool, part_tokens=part_tokens)) as handle, torch.no_grad():
+                for _ in range(2):  # the second pass finds the buffers of the first
+                    assert torch.allclose(model(input_ids=ids).logits, plain, rtol=0, atol=2e-6)
+                rows = {number: buffer.shape[0] for number, buffer in handle._device.halves._part_pairs.items()}
+                assert part_tokens == 90 or (2 in rows and set(rows.values()) == {part_tokens * 2}), rows
+                copies.add(handle.summary()["prefill"]["exact"])
+        assert len(copies) == 1 or handle.engine.policy.speculates and max(copies) <= 2 * 3 * 8
+
+
 def test_a_parts_rows_are_bounded_and_used_again(model, ids):
-    with apexk.swap(model, apexk.ApexConfig(policy="apex", pool=4, part_tokens=8)) as handle, torch.no_grad():
+    with apexk.swap(model, apexk.ApexConfig(policy="apex(waves=false)", pool=4, part_tokens=8)) as handle, torch.no_grad():
         model(input_ids=ids)
         buffers = dict(handle._device.halves._part_pairs)
         model(input_ids=ids)
