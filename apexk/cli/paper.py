@@ -85,13 +85,13 @@ def _draw(names: list[str], found, measured, folder: Path) -> list[Path]:
 
 
 def _sensitivity(args: argparse.Namespace, seeds: tuple[int, ...]) -> int:
-    from apexk.paper.sensitivity import grid
+    from apexk.paper.sensitivity import POLICIES, grid
 
     found = grid(seeds, args.jobs, bar("sensitivity"))
     lines = [["constants", "none", "EA", "Apex, rates", "Apex", "gain over none", "% clairvoyant"]]
     for point in found:
         v = point["tokens_per_s"]
-        lines.append([point["label"], *(f"{v[k]:.1f}" for k in ("no_assign", "ea_only(cost=rates)", "apex(cost=rates)", "apex")),
+        lines.append([point["label"], *(f"{v[k]:.1f}" for k in POLICIES if k != "clairvoyant"),
                       f"{point['gain_percent']:+.1f} %", f"{point['percent_of_clairvoyant']:.1f}"])
     print(table(lines) + "\n\nmodelled tokens/s, batch 16, pool 64; * the hardware file's own constants")
     if args.json:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--refit", action="store_true", help="first refit the layer offset so that no_assign gives 72.44 tokens/s at batch 16")
     how.add_argument("--scale-experts", action="store_true", help="scale costs by the model's expert bytes")
     how.add_argument("--popularity", metavar="FILE", help="first residents from this file instead of the trace's own profile")
-    how.add_argument("--no-references", action="store_true", help="leave out oracle_p, belady, clairvoyant and all_resident")
+    how.add_argument("--no-references", action="store_true", help="leave out oracle_p, foretold, belady, clairvoyant and all_resident")
     parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
     parser.add_argument("--page", type=out_file, metavar="OUT", help="also write the table as Markdown, a section per trace and columns per hardware file")

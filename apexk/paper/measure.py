@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from apexk.sim.cells import Cell, Row, TraceSpec, run_table
 
 HARDWARE = "a6000-paper"
+APEX = "apex(waves=false)"  # the paper has no waves
 #: at least 40 counted steps and three seeds where a band must hold; shorter where a figure is only reported
 FULL = {"steps": 50, "warmup": 10}
 SHORT = {"steps": 24, "warmup": 6}

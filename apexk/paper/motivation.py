@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from apexk import hardware
-from apexk.paper.measure import HARDWARE, Get
+from apexk.paper.measure import APEX, HARDWARE, Get
 from apexk.paper.rows import PaperRow, number, statement
 from apexk.sim.cells import EXPERT_BYTES, TraceSpec, demand
 from apexk.sim.generate import MODELS
@@ -32,7 +32,7 @@ def stages(get: Get) -> dict[str, dict[str, float]]:
     """ms per layer by paradigm: CPU path, transfer, GPU kernels, whole layer. Fig. 1's content, of which the text gives no number."""
     machine = hardware.load(HARDWARE)
     found = {}
-    for label, policy, pool in (("pure GPU", PURE_GPU, 0), ("static collaboration", "no_assign", 64), ("Apex", "apex", 64)):
+    for label, policy, pool in (("pure GPU", PURE_GPU, 0), ("static collaboration", "no_assign", 64), ("Apex", APEX, 64)):
         m = get(policy, pool)
         p = m["exact_per_layer"]
         transfer = machine.link.t1 * p + (machine.link.s0 if p else 0.0)

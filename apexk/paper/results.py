@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from apexk.paper.measure import PASS_TOKENS, Get
+from apexk.paper.measure import APEX, PASS_TOKENS, Get
 from apexk.paper.motivation import G0
 from apexk.paper.rows import PaperRow, check, number, statement
 
@@ -13,13 +13,13 @@ BASELINES = ("fiddler_static", "post_fetch", "mixtral_offloading")
 PUBLISHED = (*BASELINES, "fiddler_original", "llamacpp_static32", "hybrimoe", "freetoken_q", "dali")
 BATCHES = (1, 8, 16, 24, 32)
 BUDGETS = (0.5, 0.75, 1.0, 1.25, 1.5)
-EA_RATES, APEX_RATES = "ea_only(cost=rates)", "apex(cost=rates)"
+EA_RATES, APEX_RATES = "ea_only(cost=rates)", "apex(cost=rates, waves=false)"
 OTHERS = "no timing data of this model: costs scaled by expert bytes"
 
 
 def table3(get: Get) -> list[PaperRow]:
     """The ablation, at batch 16 and pool 64, with the orders that must hold."""
-    none, sa, ea, rates, apex = (get(p) for p in ("no_assign", "sa_only", EA_RATES, APEX_RATES, "apex"))
+    none, sa, ea, rates, apex = (get(p) for p in ("no_assign", "sa_only", EA_RATES, APEX_RATES, APEX))
     post, mixtral = get("post_fetch"), get("mixtral_offloading")
     speed = "tokens_per_s"
     rows = [number("table3", "table3.none.tput", none[speed]), number("table3", "derived.table3.sa.tput", sa[speed]),
@@ -46,12 +46,12 @@ def pools(get: Get) -> list[PaperRow]:
     """Apex is the best published method at every pool, and every method that keeps experts gains from a larger one."""
     rows, speeds = [], {}
     for pool in (32, 64, 96):
-        for policy in (*PUBLISHED, "sa_only", EA_RATES, "apex"):
+        for policy in (*PUBLISHED, "sa_only", EA_RATES, APEX):
             speeds[policy, pool] = get(policy, pool)["tokens_per_s"]
         best = max(PUBLISHED, key=lambda p: speeds[p, pool])
-        text = f"apex {speeds['apex', pool]:.1f}, {best} {speeds[best, pool]:.1f}"
-        rows.append(check("pools", f"pool {pool}: Apex best of all published", text, "apex", speeds["apex", pool] >= speeds[best, pool]))
-    for policy in (*PUBLISHED, "sa_only", EA_RATES, "apex"):
+        text = f"apex {speeds[APEX, pool]:.1f}, {best} {speeds[best, pool]:.1f}"
+        rows.append(check("pools", f"pool {pool}: Apex best of all published", text, "apex", speeds[APEX, pool] >= speeds[best, pool]))
+    for policy in (*PUBLISHED, "sa_only", EA_RATES, APEX):
         values = [speeds[policy, pool] for pool in (32, 64, 96)]
         rows.append(check("pools", f"{policy} gains from the pool", " < ".join(f"{v:.1f}" for v in values), "rising", values[0] < values[1] < values[2]))
     return rows
@@ -66,7 +66,7 @@ def gains(get: Get, phase: str, model: str, batch: int = 16, budget: float = 1.0
     """Apex over the strongest of the paper's baselines."""
     pool = round(G0[model] * budget)
     best = max(get(p, pool, batch, model, phase, full=False)["tokens_per_s"] for p in BASELINES)
-    return gain(get("apex", pool, batch, model, phase, full=False)["tokens_per_s"], best)
+    return gain(get(APEX, pool, batch, model, phase, full=False)["tokens_per_s"], best)
 
 
 def by_batch(get: Get, phase: str) -> dict[str, list[float]]:
@@ -79,7 +79,7 @@ def fig5(get: Get) -> list[PaperRow]:
     note = f"passes of {PASS_TOKENS} tokens a request: assumed"
     found = by_batch(get, "prefill")
     every = [g for row in found.values() for g in row]
-    speed = {p: get(p, 64, 16, "qwen3_5", "prefill", full=False)["tokens_per_s"] for p in (*BASELINES, "apex")}
+    speed = {p: get(p, 64, 16, "qwen3_5", "prefill", full=False)["tokens_per_s"] for p in (*BASELINES, APEX)}
     order = " > ".join(sorted(speed, key=speed.get, reverse=True))
     return [number("fig5", "fig5.prefill.gain_avg", fmean(every), note=note), number("fig5", "fig5.prefill.gain_max", max(every), note=note),
             statement("fig5", "fig5.prefill.b1", f"{fmean(row[0] for row in found.values()):.1f} % at batch 1", note),
@@ -90,7 +90,7 @@ def fig6(get: Get) -> list[PaperRow]:
     """Decode gains over three models and five batches."""
     found = by_batch(get, "decode")
     every = [g for row in found.values() for g in row]
-    speed = {p: get(p, 64, 16, "qwen3_5", "decode", full=False)["tokens_per_s"] for p in (*BASELINES, "apex")}
+    speed = {p: get(p, 64, 16, "qwen3_5", "decode", full=False)["tokens_per_s"] for p in (*BASELINES, APEX)}
     rows = [number("fig6", "fig6.decode.gain_avg", fmean(every), note=OTHERS), number("fig6", "fig6.decode.gain_max", max(every), note=OTHERS),
             statement("fig6", "order.decode", " > ".join(sorted(speed, key=speed.get, reverse=True)))]
     prefill = by_batch(get, "prefill")
@@ -103,7 +103,7 @@ def fig7(get: Get) -> list[PaperRow]:
     residual; no cost line of this family reaches it."""
     rows = []
     for pool in (32, 96):
-        m, p = get("apex", pool), get("apex", pool, 16, "qwen3_5", "prefill", full=False)
+        m, p = get(APEX, pool), get(APEX, pool, 16, "qwen3_5", "prefill", full=False)
         moved = m["exact_per_layer"] + m["speculative_per_layer"]
         rows.append(number("fig7", f"fig7.r{pool}.decode_transfers", moved, note="exact and speculative, per layer and step"))
         rows.append(number("fig7", f"fig7.r{pool}.tpot", m["ms_per_step"], note="known not to reproduce" if pool == 96 else ""))

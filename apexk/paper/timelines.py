@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from apexk import hardware
-from apexk.paper.measure import HARDWARE
+from apexk.paper.measure import APEX, HARDWARE
 from apexk.paper.motivation import PURE_GPU
 from apexk.sim.demand import demand_of
 from apexk.sim.generate import Shape, generate
 from apexk.sim.run import simulate
 from apexk.timeline.writer import Timeline
 
-PARADIGMS = {"pure-gpu": (PURE_GPU, 0), "static": ("no_assign", 64), "apex": ("apex", 64)}
+PARADIGMS = {"pure-gpu": (PURE_GPU, 0), "static": ("no_assign", 64), "apex": (APEX, 64)}
 LAYERS, STEPS = 4, 12
 
 

@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .base import DEFAULTS, Policy
+from .fiddler import SCRATCH_SLOTS
 from .guard import Guard
-from .scan import choose, spill
+from .scan import choose, most_copies, spill
 from .types import Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
+
+#: waves take the link from the prefetches and evict residents, which the estimate of one layer does not see: they must shorten it by more
+WAVES_GAIN = 0.1
 
 
 class Apex(Policy):
     """Exact and speculative copies together, with the affine cost model and residents first unless told otherwise.
 
     Beside the paper: victims are chosen by `LearntUtility`, a layer whose copying plans measure slower than none stops
-    copying (`guard`), and residents whose kernel would be the longer path are left to the CPU (`spills`).
+    copying (`guard`), residents whose kernel would be the longer path are left to the CPU (`spills`), and copies that do not
+    fit at once go through a few slots in waves (`waves`): a long prefill uses nearly all residents, so that no slot is left to
+    copy into. The experts that such a pass used most end up resident.
     """
 
     name = "apex"
@@ -26,9 +32,9 @@ class Apex(Policy):
     evicts = "learnt"
     phase: Phase = "decode"  # of the newest layer
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, guard: bool = True, spills: bool = True):
+    def __init__(self, options: PolicyOptions = DEFAULTS, guard: bool = True, spills: bool = True, waves: bool = True):
         super().__init__(options)
-        self.spills = bool(spills)
+        self.spills, self.waves = bool(spills), bool(waves)
         # rates fitted to what was left to the CPU say too little about no copy at all: the guard would judge by a wrong line
         self.guard = Guard() if guard and options.cost == "affine" else None
 
@@ -38,11 +44,41 @@ class Apex(Policy):
         return self.guard.guarded if self.guard else 0
 
     def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict | None:
-        return {"guarded": True} if self.guard and self.guard.resting(phase, layer) else None
+        if self.guard and self.guard.resting(phase, layer):
+            return {"guarded": True}
+        return {"slots": self.capacity} if self.waves and self.capacity else None
 
     def on_route(self, view: RouteView) -> Plan:
-        plan = choose(view, limit=0 if view.memory and view.memory["guarded"] else None)
+        guarded = view.memory and "guarded" in view.memory
+        plan = self.in_waves(view, choose(view, limit=0 if guarded else None))
         return spill(view, plan) if self.spills else plan
+
+    def in_waves(self, view: RouteView, plan: Plan) -> Plan:
+        """`plan`, or one with more copies than fit at once where that shortens the longer path by `WAVES_GAIN`."""
+        missed = plan.transfer_count + len(plan.cpu)
+        fit = most_copies(view, missed)
+        limited = fit < missed and len(plan.estimates) > fit  # the slots end the search
+        slots = (view.memory or {}).get("slots", 0)
+        if not limited or not slots:
+            return plan
+        more = choose(replace(view, available=missed))
+        beyond = more.transfer_count - fit
+        if beyond <= 0:
+            return plan
+        # each wave launches once more, and the link waits for it: estimated as a launch's fixed cost
+        launches = -(-beyond // min(SCRATCH_SLOTS, slots)) * view.costs.gpu_ms(1, 0)
+        # lightest first, but for a copy under way; held ones last: from then on their slots take no part in the waves
+        first, held = view.in_flight.expert if view.in_flight else None, self.holds(view)
+        order = tuple(sorted(reversed(more.exact_fetch), key=lambda e: (e != first, e in held)))
+        more = replace(more, exact_fetch=order, est_gpu_ms=more.est_gpu_ms + launches)
+        longer = max(plan.est_cpu_ms, plan.est_gpu_ms)
+        return more if max(more.est_cpu_ms, more.est_gpu_ms) < (1 - WAVES_GAIN) * longer else plan
+
+    def holds(self, view: RouteView) -> frozenset[int]:
+        """All but a few slots are for the heaviest experts of the pass."""
+        slots = (view.memory or {}).get("slots", 0)
+        ranked = sorted(view.loads, key=lambda e: (-view.loads[e], e))
+        return frozenset(ranked[: max(0, slots - SCRATCH_SLOTS)])
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
         if self.guard and self.guard.resting(self.phase, layer_next):
@@ -70,7 +106,7 @@ class ApexPaper(Apex):
     evicts = "utility"
 
     def __init__(self, options: PolicyOptions = DEFAULTS):
-        super().__init__(replace(options, cost="rates"), guard=False, spills=False)
+        super().__init__(replace(options, cost="rates"), guard=False, spills=False, waves=False)
 
     def on_route(self, view: RouteView) -> Plan:
         return choose(replace(view, resident_first=False))

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from importlib.metadata import entry_points
 
 from .apex import Apex, ApexPaper
-from .apex_stream import ApexStream
 from .base import DEFAULTS, SCOPES, Policy
 from .cox_moe import CoXMoE
 from .dali import Dali
@@ -32,7 +31,7 @@ from .types import PolicyOptions
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
-        Apex, ApexStream, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
+        Apex, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
         LlamaCpp, IkLlamaCpp, CpuLayers, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, CoXMoE,
     )
 }  # fmt: skip

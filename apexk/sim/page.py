@@ -11,8 +11,8 @@ ABOUT = """\
 # Policies compared, modelled
 
 Written by the command below; every time is modelled, none measured. Each policy runs on the same engine, traces, pool and first residents; the
-hardware files say what work costs (`apexk/hardware/*.json`). The last four rows are references that no policy can be:
-`oracle_p` knows the true costs, `belady` the future of each expert, `clairvoyant` both and the next layer's demand, `all_resident` has a slot for
+hardware files say what work costs (`apexk/hardware/*.json`). The last five rows are references that no policy can be:
+`oracle_p` knows the true costs, `foretold` the next layer's demand, `belady` the future of each expert, `clairvoyant` all three, `all_resident` has a slot for
 every expert. A hardware file's own settings hold for all rows of its columns, so where resident experts wait for the copies they do for the
 clairvoyant row too (`apex_paper` always waits).
 

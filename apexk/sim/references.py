@@ -1,8 +1,9 @@
 """Reference rows: how far a policy is from one that knows more. None of them can run outside a simulation.
 
 oracle_p      Apex whose transfer count minimises the layer's true time
+foretold      Apex whose prediction of the next layer is its true demand
 belady        Apex that evicts what is needed last
-clairvoyant   both, and the next layer's true demand as prediction; a heuristic, not a proof of a bound
+clairvoyant   all three; a heuristic, not a proof of a bound
 all_resident  every expert on the GPU, no CPU path: a line to look at, which a policy that uses both may pass
 """
 
@@ -20,7 +21,7 @@ from apexk.policy.scan import TIE_MS, by_load, most_copies, spill, transfer_ms
 from apexk.policy.types import Costs, Phase, Plan, PolicyOptions, RouteView
 from apexk.sim.demand import Demand, Step
 
-NAMES = ("oracle_p", "belady", "clairvoyant", "all_resident")
+NAMES = ("oracle_p", "foretold", "belady", "clairvoyant", "all_resident")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def resolve(name: str, demand: Demand, machine: Hardware, pool: int) -> Referenc
     """The run behind a reference row of `pool` slots a layer."""
     if name == "oracle_p":
         return Reference(partial(OracleP, machine=machine), demand, pool)
+    if name == "foretold":
+        return Reference(Foretold, foretold(demand), pool)
     if name == "belady":
         return Reference(partial(Belady, uses=next_uses(demand)), demand, pool)
     if name == "clairvoyant":
@@ -65,7 +68,15 @@ class OracleP(Apex):
         times = [true_paths(view, self.machine, here, missed, p) for p in range(most_copies(view, len(missed)) + 1)]
         best = min(max(pair) for pair in times)
         count = next(p for p, pair in enumerate(times) if max(pair) <= best + TIE_MS)
-        return spill(view, Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), *times[count], tuple(times)))
+        plan = Plan(tuple(here), tuple(missed[:count]), tuple(missed[count:]), *times[count], tuple(times))
+        return spill(view, self.in_waves(view, plan))
+
+
+class Foretold(Apex):
+    """Apex as it is; the true next-layer demand comes with its demand."""
+
+    name = "foretold"
+    source = "reference: true demand of the next layer"
 
 
 class Belady(Apex):

@@ -6,7 +6,7 @@ import torch
 import apexk
 from apexk.demo import model as demo
 
-SPECS = ["apex_stream", "kt_static(placement=random, stream_tokens=8)", "kt_dynamic(stream_tokens=8)", "replication(theta=1)", "flexgen"]
+SPECS = ["kt_static(placement=random, stream_tokens=8)", "kt_dynamic(stream_tokens=8)", "replication(theta=1)", "flexgen"]
 
 
 @pytest.fixture(scope="module")

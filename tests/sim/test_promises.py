@@ -42,11 +42,17 @@ def test_apex_never_loses_to_no_assignment_in_short():
 @pytest.mark.parametrize(("preset", "batch"), list(itertools.product(PRESETS, (8, 16, 24, 32))))
 def test_apex_beats_the_published_methods_on_the_papers_hardware(preset, batch):
     """One cell is an exception: with 96 sticky residents at batch 8 nearly all is resident, and the paper's machine charges the
-    CPU's 2.02 ms even for nothing, which a method without a CPU path does not pay. Without that charge Apex is ahead there too.
+    CPU's 2.02 ms even for nothing, which a method without a CPU path does not pay. There Apex is as fast as that charge lets any
+    policy be that has one, and without the charge it is ahead there too.
     """
     demand = demand_of(generate(preset, shape=SHAPE, batch=batch, steps=18, seed=5, look_ahead=3))
     machine = hardware.load("a6000-paper")
     for pool in (32, 64, 96):
-        here = replace(machine, cpu=replace(machine.cpu, fixed_when_empty=False)) if (preset, batch, pool) == ("sticky", 8, 96) else machine
+        here = machine
+        if (preset, batch, pool) == ("sticky", 8, 96):
+            layer, cpu = machine.layer, machine.cpu
+            shortest_ms = SHAPE.layers * (layer.o_att + layer.o_post + layer.kappa * cpu.c0)
+            assert speed(demand, machine, "apex", pool) >= 0.98 * 1e3 * batch / shortest_ms
+            here = replace(machine, cpu=replace(cpu, fixed_when_empty=False))
         apex = speed(demand, here, "apex", pool)
-        assert apex >= max(speed(demand, here, policy, pool) for policy in PUBLISHED)
+        assert apex >= max(speed(demand, here, policy, pool) for policy in PUBLISHED), pool
