@@ -22,7 +22,18 @@ from itertools import takewhile
 import torch
 
 from apexk.device import accesses
-from apexk.device.base import WAVES, At, CopyFailed, Router, Rows, Running, SpeculativeCopy, Stopped, Ticket, active_loads
+from apexk.device.base import (
+    WAVES,
+    At,
+    CopyFailed,
+    Router,
+    Rows,
+    Running,
+    SpeculativeCopy,
+    Stopped,
+    Ticket,
+    active_loads,
+)
 from apexk.device.cuda_buffers import StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.cuda_copies import Copies, last_of_all, wait

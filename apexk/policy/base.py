@@ -139,11 +139,11 @@ class Policy:
         """As `victims`, where slots are for any layer: (layer, expert) of `candidates[layer]`, while `layer` runs in `step`."""
         rules = self._utility
         # a layer that has run is as of its next run
-        keys = [(rules[at].key(at, e, step + (at <= layer)), at, e) for at, experts in candidates.items() for e in experts]
-        chosen = heapq.nsmallest(count, keys) if count < 4 else sorted(keys)[:count]
-        for _, at, e in chosen:
+        keys = [(key, at) for at, experts in candidates.items() for key in rules[at].keys(at, experts, step + (at <= layer))]
+        chosen = [(at, key[-1]) for key, at in heapq.nsmallest(count, keys)]
+        for at, e in chosen:
             rules[at].leave(e)
-        return tuple([(at, e) for _, at, e in chosen])
+        return tuple(chosen)
 
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         """Learn from a finished layer's loads (utilities)."""

@@ -1,7 +1,7 @@
 """Which resident expert gives up its slot: the eviction rules, and the candidates that they may be asked about.
 
-Each rule keeps the history of one layer; `key` compares its experts with those of others, where slots are for any layer: the
-smallest goes first, `step` is the layer's next. `utility`, the paper's: `u <- gamma*u + n` at the end of the layer in each step,
+Each rule keeps the history of one layer; `keys` compare its experts with those of others, where slots are for any layer: the
+smallest goes first, the last item is the expert; `step` is the layer's next. `utility`, the paper's: `u <- gamma*u + n` at the end of the layer in each step,
 n its token load (0 if inactive). It starts from popularity, scaled so that the layer's total equals the first load seen.
 Decay is applied on reading, by gamma^(steps since the last update).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import log1p
 from operator import mul
 from typing import Literal
@@ -22,7 +22,7 @@ NEVER = 1 << 60
 
 
 class Rule:
-    """What all rules have; each has `update(step, loads)`, `lowest(candidates, count, step)` and `key(layer, expert, step)`."""
+    """What all rules have; each has `update(step, loads)`, `lowest(candidates, count, step)` and `keys(layer, experts, step)`."""
 
     def leave(self, expert: int) -> None:
         """The expert, one of another layer's victims, is evicted; `lowest` says so itself."""
@@ -73,8 +73,10 @@ class LayerUtility(Rule):
         ranked.sort(key=self.scores.__getitem__)  # stable
         return tuple(ranked[:count])
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.read(expert, step), self.active[expert], layer, expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        self._reach(step + 1)
+        value, active, powers = self.value, self.active, self.powers
+        return [(value[e] * powers[step - active[e]], active[e], layer, e) for e in experts]
 
     def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers = self.scores, self.value, self.active, self.powers
@@ -133,8 +135,9 @@ class LearntUtility(LayerUtility):
             order[expert] = first + expert
         self.scored = -1
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.read(expert, step) + self.weight * self.standing[expert], self.active[expert], layer, expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        weight, standing = self.weight, self.standing
+        return [(u + weight * standing[e], *rest, e) for u, *rest, e in super().keys(layer, experts, step)]
 
     def _score(self, experts: Collection[int], step: int) -> None:
         scores, value, active, powers, weight, standing = self.scores, self.value, self.active, self.powers, self.weight, self.standing
@@ -171,8 +174,9 @@ class LeastRecent(Rule):
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(self.active[e], self.popularity[e], e) for e in candidates], count)
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.active[expert], layer, self.popularity[expert], expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        active, popularity = self.active, self.popularity
+        return [(active[e], layer, popularity[e], e) for e in experts]
 
 
 class LeastFrequent(Rule):
@@ -190,8 +194,8 @@ class LeastFrequent(Rule):
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(self.count[e], self.popularity[e], self.active[e], e) for e in candidates], count)
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.count[expert], self.popularity[expert], self.active[expert], layer, expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        return [(self.count[e], self.popularity[e], self.active[e], layer, e) for e in experts]
 
 
 class LeastStale(Rule):
@@ -217,8 +221,8 @@ class LeastStale(Rule):
             self.leave(expert)
         return chosen
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.active[expert] == self.newest, self.entered[expert], layer, expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        return [(self.active[e] == self.newest, self.entered[e], layer, e) for e in experts]
 
     def leave(self, expert: int) -> None:
         self.entered[expert] = -1
@@ -242,8 +246,8 @@ class ScoreCache(Rule):
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return self.utility.lowest(candidates, count, step)
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return self.utility.key(layer, expert, step)
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        return self.utility.keys(layer, experts, step)
 
 
 class Belady(LayerUtility):
@@ -256,8 +260,8 @@ class Belady(LayerUtility):
     def lowest(self, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         return _first([(-self._next(e, step), self.read(e, step), e) for e in candidates], count)
 
-    def key(self, layer: int, expert: int, step: int) -> tuple:
-        return -self._next(expert, step), -layer, self.read(expert, step), expert
+    def keys(self, layer: int, experts: Iterable[int], step: int) -> list[tuple]:
+        return [(-self._next(e, step), -layer, self.read(e, step), e) for e in experts]
 
     def _next(self, expert: int, step: int) -> int:
         steps = self.uses[expert]
