@@ -181,7 +181,7 @@ def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: Rou
     slots, keeps = engine.slots[events.at.layer], engine.policy.keeps_fetched
     waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
     landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
-    spared, read, failed = frozenset(view.loads), (), []
+    spared, held, read, failed = frozenset(view.loads), engine.policy.holds(view), (), []
     while waiting or landing:
         room = engine.places.available(events.at.layer, spared) if keeps else slots.free_count
         wave, waiting = waiting[:room], waiting[room:]
@@ -193,7 +193,7 @@ def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: Rou
             slots.land(expert)  # whoever takes its slot in this layer waits for the kernel, and the kernel for the copy
             if not keeps:
                 slots.evict(expert)
-        landing, spared, read = (), engine.policy.holds(view), wait_for(events.launches[-1][1] if events.launches else None)
+        landing, spared, read = (), held, wait_for(events.launches[-1][1] if events.launches else None)
     return tuple(failed)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .guard import Guard
-from .scan import choose, most_copies, spill
+from .scan import choose, most_copies, spill, unlimited
 from .types import Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
 
 #: waves take the link from the prefetches and evict residents, which the estimate of one layer does not see: they must shorten it by more
@@ -61,23 +61,24 @@ class Apex(Policy):
         slots = (view.memory or {}).get("slots", 0)
         if not limited or not slots:
             return plan
-        more = choose(replace(view, available=missed))
+        more = unlimited(view, plan)
         beyond = more.transfer_count - fit
         if beyond <= 0:
             return plan
         # each wave launches once more, and the link waits for it: estimated as a launch's fixed cost
         launches = -(-beyond // min(SCRATCH_SLOTS, slots)) * view.costs.gpu_ms(1, 0)
-        # lightest first, but for a copy under way; held ones last: from then on their slots take no part in the waves
-        first, held = view.in_flight.expert if view.in_flight else None, self.holds(view)
-        order = tuple(sorted(reversed(more.exact_fetch), key=lambda e: (e != first, e in held)))
-        more = replace(more, exact_fetch=order, est_gpu_ms=more.est_gpu_ms + launches)
-        longer = max(plan.est_cpu_ms, plan.est_gpu_ms)
-        return more if max(more.est_cpu_ms, more.est_gpu_ms) < (1 - WAVES_GAIN) * longer else plan
+        if max(more.est_cpu_ms, more.est_gpu_ms + launches) >= (1 - WAVES_GAIN) * max(plan.est_cpu_ms, plan.est_gpu_ms):
+            return plan
+        # a copy under way leads, then the lightest first; held ones last: from then on their slots take no part in the waves
+        led, held = 0 if view.in_flight is None else 1, self.holds(view)
+        rest = more.exact_fetch[led:][::-1]
+        order = (*more.exact_fetch[:led], *[e for e in rest if e not in held], *[e for e in rest if e in held])
+        return replace(more, exact_fetch=order, est_gpu_ms=more.est_gpu_ms + launches)
 
     def holds(self, view: RouteView) -> frozenset[int]:
         """All but a few slots are for the heaviest experts of the pass."""
         slots = (view.memory or {}).get("slots", 0)
-        ranked = sorted(view.loads, key=lambda e: (-view.loads[e], e))
+        ranked = sorted(sorted(view.loads), key=view.loads.__getitem__, reverse=True)  # stable: equal loads by id
         return frozenset(ranked[: max(0, slots - SCRATCH_SLOTS)])
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ fraction costs time. `view.channel_wait_ms` does not contain that fraction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from .types import Plan, RouteView
 
@@ -91,6 +92,32 @@ def choose(view: RouteView, limit: int | None = None) -> Plan:
         if gpu >= best - TIE_MS:
             break
     return _plan(here, missed, count, estimates)
+
+
+def unlimited(view: RouteView, plan: Plan) -> Plan:
+    """The best plan if all missed experts had slots, from `choose`'s, which ran out of them; it keeps the estimates of that.
+
+    By bisection: with more copies the CPU's path never gets longer and the GPU's never shorter.
+    """
+    here, missed, loads, costs = plan.gpu_resident, (*plan.exact_fetch, *plan.cpu), view.loads, view.costs
+    landed = list(accumulate([loads[e] for e in missed], initial=0))  # loads of the first p
+    gpu_load, total = sum([loads[e] for e in here]), len(missed)
+    alone = costs.gpu_ms(len(here), gpu_load)
+
+    def paths(p: int) -> tuple[float, float]:
+        copied = transfer_ms(view, p) if p else 0.0
+        gpu = costs.gpu_ms(len(here) + p, gpu_load + landed[p]) + (max(copied, alone) - alone if view.resident_first else copied)
+        return costs.cpu_ms(total - p, landed[-1] - landed[p]), gpu
+
+    low, high = 0, total  # the paths cross in between
+    while low < high:
+        middle = (low + high) // 2
+        cpu, gpu = paths(middle)
+        low, high = (low, middle) if gpu >= cpu else (middle + 1, high)
+    count = low
+    while count and max(paths(count - 1)) <= max(paths(count)) + TIE_MS:
+        count -= 1
+    return Plan(here, missed[:count], missed[count:], *paths(count), plan.estimates)
 
 
 def spill(view: RouteView, plan: Plan) -> Plan:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.cost_rates import RateCosts
-from apexk.policy.scan import TIE_MS, by_load, choose, spill
+from apexk.policy.scan import TIE_MS, by_load, choose, spill, unlimited
 from apexk.policy.types import InFlight, RouteView
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,6 +66,19 @@ def estimate(view, p):
     everything = costs.gpu_ms(len(here) + p, resident_load + moved)
     gpu = max(alone, transfer) + everything - alone if view.resident_first else transfer + everything
     return costs.cpu_ms(m - p, kept), gpu
+
+
+@settings(max_examples=400)
+@given(views())
+def test_without_a_limit_equals_brute_force(view):
+    """`unlimited`: as if there were slots for every missed expert, whatever the plan that it starts from was limited to."""
+    plan = unlimited(view, choose(view))
+    here, missed = by_load(view)
+    slower = [max(estimate(view, p)) for p in range(len(missed) + 1)]
+    assert (list(plan.gpu_resident), [*plan.exact_fetch, *plan.cpu]) == (here, missed)
+    assert (plan.est_cpu_ms, plan.est_gpu_ms) == pytest.approx(estimate(view, plan.transfer_count), abs=1e-9)
+    assert slower[plan.transfer_count] == pytest.approx(min(slower), abs=1e-9)
+    assert plan.transfer_count <= min(p for p, ms in enumerate(slower) if ms <= min(slower) + TIE_MS)
 
 
 @settings(max_examples=400)
