@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
+COMMA := ,
 NATIVE := $(wildcard $(foreach room,kernels/cpu apexk/device/native,$(room)/src/* $(room)/include/* $(room)/build.py))
 
 .PHONY: setup demo test test-fast test-nightly test-sanitize test-isa gate lint gpu clean
@@ -47,11 +48,11 @@ test-nightly: setup
 
 # the native self-tests under the address, undefined-behaviour and thread sanitizers: the CPU kernels, every instruction set emulated
 # where need be, and the transfer layer on the fake CUDA runtime
-test-sanitize: setup
-	@$(BIN)/python kernels/cpu/build.py --sanitize address,undefined
-	@$(BIN)/python kernels/cpu/build.py --sanitize thread
-	@$(BIN)/python apexk/device/native/build.py --sanitize address,undefined
-	@$(BIN)/python apexk/device/native/build.py --sanitize thread
+SANITIZED := $(foreach room,kernels/cpu apexk/device/native,$(foreach kinds,address-undefined thread,sanitize/$(room)/$(kinds)))
+test-sanitize: $(SANITIZED)
+.PHONY: $(SANITIZED)
+$(SANITIZED): sanitize/%: setup
+	@$(BIN)/python $(*D)/build.py --sanitize $(subst -,$(COMMA),$(*F))
 
 # the CPU kernels' AVX-512, BF16 and AMX instructions in Bochs, against their emulation; says so where Bochs cannot be had
 test-isa: setup

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -44,7 +45,12 @@ def build_selftest(out_dir: Path, flags: Sequence[str] = (), replaced: Mapping[s
     files = {stem: HERE / "src" / f"{stem}.cpp" for stems in LIBRARIES.values() for stem in stems}
     files |= {stem: HERE / "tests" / f"{stem}.cpp" for stem in SELFTEST} | dict(replaced or {})
     out_dir.mkdir(parents=True, exist_ok=True)
-    objects = [compile_([path], out_dir / f"{stem}.o", ["-O1", "-g", "-Wno-missing-field-initializers", *flags, "-c"]) for stem, path in files.items()]
+
+    def one(item: tuple[str, Path]) -> Path:
+        return compile_([item[1]], out_dir / f"{item[0]}.o", ["-O1", "-g", "-Wno-missing-field-initializers", *flags, "-c"])
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
+        objects = list(workers.map(one, files.items()))
     return compile_(objects, out_dir / "selftest", ["-pthread", *flags])
 
 
