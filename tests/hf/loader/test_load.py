@@ -11,6 +11,7 @@ from checkpoints import change_config, rewrite, tensors_of, write
 from transformers import AutoModelForCausalLM
 
 import apexk
+from apexk.testing import loading
 from apexk.testing.tiny import CONFIGS
 
 IDS = torch.arange(3, 21).reshape(2, 9)
@@ -133,8 +134,8 @@ def test_remote_code_runs_only_when_it_is_allowed(tmp_path):
 def test_peak_memory_is_the_model_and_little_else(tmp_path, mib, form):
     """Growth of the peak resident memory from just before the load: at most 1.06 x the parameters, and what modules that
     the first model of a process imports take (16 MiB)."""
-    code = "import json, sys; from pathlib import Path; from apexk.testing import loading\n"
-    subprocess.run([sys.executable, "-c", code + f"loading.write(Path({str(tmp_path)!r}), {mib}, {form!r})"], check=True, capture_output=True)
+    loading.write(tmp_path, mib, form)
+    code = "import json; from pathlib import Path; from apexk.testing import loading\n"
     done = subprocess.run([sys.executable, "-c", code + f"print(json.dumps(loading.measure('apexk', Path({str(tmp_path)!r}), warm=True)))"],
                           check=True, capture_output=True, text=True)
     result = json.loads(done.stdout)
