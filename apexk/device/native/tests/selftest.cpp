@@ -26,15 +26,13 @@ int threads_of_process() {
   return count;
 }
 
-bool idles(double share) {
-  for (int tries = 0; tries < 20; tries++) {  // a spin is bounded, but may have to wait for a processor
-    timespec before, after;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-    sleep_ms(50);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    if ((after.tv_sec - before.tv_sec) * 1e9 + (after.tv_nsec - before.tv_nsec) < share * 50e6) return true;
-  }
-  return false;
+double idle_cpu_share() {
+  timespec before, after;
+  sleep_ms(20);  // past every spin
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  sleep_ms(100);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  return ((after.tv_sec - before.tv_sec) * 1e9 + (after.tv_nsec - before.tv_nsec)) / 100e6;
 }
 
 int main(int count, char **names) {

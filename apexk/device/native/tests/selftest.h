@@ -34,7 +34,7 @@ std::vector<Scenario> hand_off_scenarios();
 
 extern std::atomic<long> allocations;  // by operator new, in the whole program
 int threads_of_process();
-bool idles(double share);  // soon the program takes less than this of one processor, while this thread sleeps
+double idle_cpu_share();  // of one processor, while this thread sleeps
 inline void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 template <class Ready>
 void await(Ready ready) {  // a hang ends the program by its alarm
