@@ -18,7 +18,7 @@ from .fixed_p import FixedCount
 from .freetoken import FreeTokenQ
 from .hybrimoe import HybriMoE
 from .ktransformers import KTDynamic, KTStatic
-from .layer_stream import FlexGen
+from .layer_stream import FlexGen, MoELightning
 from .llamacpp import CpuLayers, IkLlamaCpp, LlamaCpp
 from .mira import Mira
 from .mixtral_offloading import MixtralOffloading
@@ -32,7 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Apex, ApexPaper, ExactOnly, SpeculativeOnly, NoAssignment, FixedCount, FiddlerStatic, FiddlerOriginal, MixtralOffloading, PostFetch,
-        LlamaCpp, IkLlamaCpp, CpuLayers, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, CoXMoE,
+        LlamaCpp, IkLlamaCpp, CpuLayers, HybriMoE, FreeTokenQ, Dali, KTStatic, KTDynamic, Replication, Mira, FlexGen, MoELightning, CoXMoE,
     )
 }  # fmt: skip
 ENTRY_POINTS = "apexk.policies"
