@@ -97,7 +97,10 @@ class ApexConfig:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; wanted a {'name' if kinds is str else 'path'}")
         if self.pool_scope not in (None, *SCOPES):
             raise ValueError(f"pool_scope is {self.pool_scope!r}; there are {', '.join(SCOPES)}")
-        registry.get(self.policy).scope(self.pool_scope)
+        policy = registry.get(self.policy)
+        policy.scope(self.pool_scope)
+        if policy.defers and self.device == "cuda":
+            raise ValueError(f"policy {self.policy!r} defers experts by a layer, which device 'cuda' cannot: leave defer out, or take device 'virtual' or 'cpu'")
         if self.device not in DEVICES:
             raise ValueError(f"device is {self.device!r}; there are {', '.join(DEVICES)}")
         if self.arithmetic not in ("reference", "same"):

@@ -34,7 +34,7 @@ VERBS = {
     "report": "show a timeline or profile, or compare two: a table per layer, totals, findings, pictures, one HTML page",
     "overhead": "what apexk itself costs on this host: deciding, launching, hand-over, transfer set-up",
     "plan": "how FlexGen, MoE-Lightning and CoX-MoE would run a model: batches, and what lies where",
-    "payload": "what copies of fewer bits cost a model: logit error and perplexity on held-out text",
+    "payload": "what copies of fewer bits, or deferred experts, cost a model: logit error and perplexity on held-out text",
     "fit": "whether and how a model fits this machine: memory, pool sizes, modelled speed; before a weight is read",
     "doctor": "what this machine and installation have: versions, kernels, memory, limits, GPU, settings with their sources",
     "profile": "capture a run with Nsight Systems or torch.profiler and report it layer by layer",

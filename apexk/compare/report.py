@@ -11,7 +11,7 @@ from apexk.compare.measure import FIGURES, Place, Row
 SCHEMA = "apexk.compare/1"
 COLUMNS = ("system", "decode tokens/s", "% of clairvoyant", "prefill tokens/s", "TTFT s", "GPU busy", "idle", "waits: copies", "CPU", "stall ms",
            "GB a step", "hits", "lossless")  # fmt: skip
-LOSSY = "int8 and int4: copies move fewer bits a weight; `apexk payload` measures what a model loses by that"
+LOSSY = "NO: lossy, by copies of fewer bits a weight (int8, int4) or by experts that are added one layer late (deferred); `apexk payload` measures what a model loses by that"
 
 
 def by_place(rows: Iterable[Row]) -> dict[Place, list[Row]]:
@@ -38,7 +38,7 @@ def cells(row: Row) -> list[str]:
         return "-" if mean[name] is None else f"{by * mean[name]:.{digits}f}"
 
     half = row.half["decode_tokens_per_s"]
-    lossless = "yes" if row.lossless else "NO" if row.system.payload == "plain" else f"NO, {row.system.payload}"
+    lossless = "yes" if row.lossless else f"NO, {'deferred' if row.system.payload == 'plain' else row.system.payload}"
     return [
         row.system.name, value("decode_tokens_per_s") + ("" if half is None else f" ± {half:.1f}"),
         "-" if row.percent_of_clairvoyant is None else f"{row.percent_of_clairvoyant:.0f}",
@@ -55,7 +55,7 @@ def as_text(rows: Sequence[Row]) -> str:
         widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
         body = ["  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip() for line in lines]
         parts.append("\n".join([heading(place), *body]))
-    lossy = any(row.system.payload != "plain" for row in rows)
+    lossy = not all(row.lossless for row in rows)
     return "\n\n".join([*parts, "modelled, not measured; ± half of the 95 % interval over seeds" + (f"\n{LOSSY}" if lossy else "")])
 
 

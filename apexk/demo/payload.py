@@ -28,8 +28,10 @@ class Loss:
     changed: float  # share of positions whose most likely token is another
 
 
-def measure(config: ApexConfig, payloads: Sequence[str], tokens: int, dtype: torch.dtype = torch.float32, say: Callable[[str], None] = lambda text: None) -> list[Loss]:
-    """The unpatched model, then each payload under `config`, on the first `tokens` tokens of the prompt split, in passes of `CHUNK`.
+def measure(config: ApexConfig, payloads: Sequence[str], tokens: int, dtype: torch.dtype = torch.float32, say: Callable[[str], None] = lambda text: None,
+            pass_tokens: int = CHUNK) -> list[Loss]:
+    """The unpatched model, then each payload under `config`, on the first `tokens` tokens of the prompt split, as sequences of
+    `CHUNK` that are run `pass_tokens` tokens at a time, over a cache: 1 is what decoding would see.
 
     Both models see the text itself at each position (teacher forcing). Raises ValueError where the text is shorter.
     """
@@ -42,19 +44,27 @@ def measure(config: ApexConfig, payloads: Sequence[str], tokens: int, dtype: tor
     chunks = [chunk for chunk in ids[:tokens].split(CHUNK) if len(chunk) > 1]
     popularity = demo_model.calibrate(model, tokenizer)
     say("running the unpatched model")
-    plain = _logits(model, chunks)
+    plain = _logits(model, chunks, pass_tokens)
     rows = [_loss("unpatched", True, None, chunks, plain, plain)]
     for one in configs:
         say(f"running with copies: {one.payload}")
         with swap(model, replace(one, popularity=popularity)) as handle:
             info = handle.info()
-            rows.append(_loss(one.payload, info["lossless"], info["copy_bytes"], chunks, _logits(model, chunks), plain))
+            rows.append(_loss(one.payload, info["lossless"], info["copy_bytes"], chunks, _logits(model, chunks, pass_tokens), plain))
     return rows
 
 
 @torch.no_grad()
-def _logits(model, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [model(input_ids=chunk[None], use_cache=False).logits[0, :-1].double() for chunk in chunks]
+def _logits(model, chunks: Sequence[torch.Tensor], pass_tokens: int) -> list[torch.Tensor]:
+    found = []
+    for chunk in chunks:
+        pieces, cache = [], None
+        for piece in chunk.split(pass_tokens):
+            out = model(input_ids=piece[None], past_key_values=cache, use_cache=pass_tokens < len(chunk))
+            cache = out.past_key_values
+            pieces.append(out.logits[0])
+        found.append(torch.cat(pieces)[:-1].double())
+    return found
 
 
 def _loss(payload: str, lossless: bool, copy_bytes: int | None, chunks: Sequence[torch.Tensor], logits: Sequence[torch.Tensor],

@@ -2,14 +2,14 @@
 
 `x`, `routing`, `prediction`, `rows` and `out` are buffers that every layer uses again; host blocks belong to their layer, slots
 are numbered through the pool. `rows.e7` are the weighted rows of expert 7's pairs; the parts of a long input take turns in `rows0` and `rows1`, in
-waves they share `rows2`; `sums128` are the sums of the part from token 128 on.
+waves they share `rows2`, and what comes a layer late has `rows3` and `rows4`, with an input of its own; `sums128` are the sums of the part from token 128 on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from apexk.device.base import WAVES
+from apexk.device.base import LATE, WAVES, Rows
 
 Names = tuple[list[str], list[str]]  # (reads, writes)
 
@@ -31,7 +31,7 @@ def predict() -> Names:
 
 
 def host_ffn(experts: Iterable[int], buffer: int | None) -> Names:
-    return ["x", "routing"], [f"{_rows(buffer)}.e{e}" for e in experts]
+    return [f"{_rows(buffer)}.x"] if buffer in LATE else ["x", "routing"], [f"{_rows(buffer)}.e{e}" for e in experts]
 
 
 def slot_ffn(slots: Mapping[int, int], buffer: int | None) -> Names:
@@ -46,9 +46,14 @@ def accumulate(experts: Iterable[int], start: int) -> Names:
     return [f"{_rows(WAVES)}.e{e}" for e in experts], [_sums(start)]
 
 
-def combine(experts: Iterable[int], buffer: int | None, sums: int | None = None) -> Names:
-    """`sums` of the part that starts there are added, if any."""
-    return [f"{_rows(buffer)}.e{e}" for e in experts] + ([] if sums is None else [_sums(sums)]), ["out"]
+def combine(experts: Iterable[int], buffer: int | None, sums: int | None = None, late: tuple[int, Iterable[int]] | None = None) -> Names:
+    """`sums` of the part that starts there are added, if any, and the rows of `late`: (buffer, experts)."""
+    added = [] if late is None else [f"{_rows(late[0])}.e{e}" for e in late[1]]
+    return [f"{_rows(buffer)}.e{e}" for e in experts] + ([] if sums is None else [_sums(sums)]) + added, ["out"]
+
+
+def combine_of(rows: Rows, experts: Iterable[int]) -> Names:
+    return combine(experts, rows.buffer, rows.start if rows.summed else None, rows.late and (rows.late[0].buffer, rows.late[1]))
 
 
 def _sums(start: int) -> str:

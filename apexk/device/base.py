@@ -28,6 +28,7 @@ class At:
 
 
 WAVES = 2  # number of the buffer for the rows of waves; parts take turns in the first two
+LATE = (3, 4)  # of those for what is computed one layer late, taken in turn
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Rows:
     the layers that follow, nearest first, as far as they are predicted. Long inputs are run in `parts`, views of consecutive
     tokens whose `loads` the routing event fills; parts share two `pairs` buffers in turn, so the memory of a layer is bounded
     whatever the number of tokens. Where experts come in waves, each wave runs all parts through a third buffer (`in_waves`), and
-    the rows are added to sums fp32 `[T, H]`.
+    the rows are added to sums fp32 `[T, H]`. A deferred share of the CPU's has rows of its own (`deferred`), which the merge of the next
+    layer adds as its `late`; the layer's own merge then leaves their experts out (`withheld`).
     """
 
     tokens: int
@@ -54,6 +56,9 @@ class Rows:
     start: int = 0  # of a part: its first token
     buffer: int | None = None  # of a part: which of the `pairs` buffers is its
     summed: bool = False  # of a part: the layer's sums hold what was accumulated of it
+    places: Mapping[int, int] | None = None  # without tensors, by active expert: its best place in any token's order of weights, 0 the heaviest
+    withheld: bool = False
+    late: tuple[Rows, tuple[int, ...]] | None = None  # of the layer before: (rows, experts)
     parts: list[Rows] = field(default_factory=list)  # empty where the input is run whole
 
     def split(self, tokens: int) -> list[Rows]:
@@ -71,6 +76,22 @@ class Rows:
     def in_waves(self) -> Rows:
         """This part again, for the rows of waves."""
         return replace(self, buffer=WAVES, pairs=None)
+
+    def deferred(self, buffer: int) -> Rows:
+        """These tokens again, for what is computed one layer late: with an input of its own, since the next layer writes over this one's."""
+        return replace(self, buffer=buffer, pairs=None, late=None, x=None if self.x is None else self.x.clone())
+
+    def best_places(self) -> Mapping[int, int]:
+        """By active expert: its best place in any token's order of weights, 0 the heaviest; among equal weights the first counts as heavier."""
+        if self.x is None:
+            if self.places is None:
+                raise ValueError("nothing tells the experts' weights, by which some would be deferred")
+            return self.places
+        order = self.topk_weights.argsort(dim=-1, descending=True, stable=True)
+        best: dict[int, int] = {}
+        for place, experts in reversed(list(enumerate(self.topk_ids.gather(-1, order).T.tolist()))):
+            best.update(dict.fromkeys(experts, place))
+        return best
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The tokens of this part in a tensor of the whole input's `[T, H]`."""

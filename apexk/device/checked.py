@@ -116,7 +116,7 @@ class CheckedDevice:
         return Checked(self.inner.accumulate(at, rows, experts), clock)
 
     def combine(self, at: At, rows: Rows, experts, out, shared, after: Sequence[Checked]) -> Checked:
-        names = accesses.combine(experts, rows.buffer, rows.start if rows.summed else None)
+        names = accesses.combine_of(rows, experts)
         clock = self._run("gpu", f"merge of layer {at.layer}", names, after)
         return Checked(self.inner.combine(at, rows, experts, out, shared, _inner(after)), clock)
 

@@ -74,7 +74,7 @@ class CpuDevice:
         start = self._now()
         self.halves.combine(rows, experts, out, shared)
         self._last_end = self._now()
-        self._row("combine", "host", at, start, self._last_end, accesses.combine(experts, rows.buffer), tokens=rows.tokens)
+        self._row("combine", "host", at, start, self._last_end, accesses.combine_of(rows, experts), tokens=rows.tokens)
         return Done(start, self._last_end)
 
     def synchronize(self) -> None:

@@ -83,10 +83,16 @@ class Halves:
         combine_ref(self._pairs(rows), rows.topk, sums, partial=sums if rows.summed else None, topk_ids=rows.topk_ids, slot_of=self._mark(experts))
 
     def combine(self, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None) -> None:
-        if rows.summed:
-            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=rows.of(self._sums), topk_ids=rows.topk_ids, slot_of=self._mark(experts))
+        partial = rows.of(self._sums) if rows.summed else None
+        if rows.late is not None:
+            late, chosen = rows.late
+            added = torch.empty(out.shape)
+            combine_ref(self._pairs(late), late.topk, added, partial, topk_ids=late.topk_ids, slot_of=self._mark(chosen))
+            partial = added
+        if rows.summed or rows.withheld:
+            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=partial, topk_ids=rows.topk_ids, slot_of=self._mark(experts))
         else:
-            combine_ref(self._pairs(rows), rows.topk, out, shared)
+            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=partial)
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""

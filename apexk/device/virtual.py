@@ -147,7 +147,7 @@ class VirtualDevice:
         excess = (self.hardware.layer.kappa - 1) * (ready - self._now) / NS
         if excess > 0:
             self._run("gpu", "unattributed", at, excess, after)
-        names = (accesses.combine, experts, rows.buffer, rows.start if rows.summed else None)
+        names = (accesses.combine_of, rows, experts)
         return self._run("gpu", "combine", at, self.hardware.layer.o_post, after, tokens=rows.tokens, names=names)
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from apexk.device.base import At, CopyFailed, Event, Router, Rows, Ticket, wait_for
+from apexk.device.base import LATE, At, CopyFailed, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
-from apexk.engine.runtime import Engine
+from apexk.engine.runtime import Engine, Late
 from apexk.policy import check_plan, decision_to_dict
 from apexk.policy.types import Plan, Prediction, RouteView
 
@@ -41,6 +41,8 @@ class LayerTask:
     hosts: list[Event | None]  # by part: its CPU rows are back
     ticket: Ticket | None  # of the prediction, which reads x; None once its result was taken
     predicted: Event | None
+    before: Late | None  # of the layer before, to be added
+    cpu: tuple[int, ...]  # experts that the CPU computes for this layer's own output, those of `failed` not counted
 
 
 def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence[Router] = ()) -> LayerTask:
@@ -65,7 +67,9 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     rows.loads = loads
     parts = [rows] if not rows.parts or in_waves and device.sums_in_order else rows.parts
     first = parts[0]
-    hosts = [_start_host(engine, events, first, plan.cpu)]
+    late = _deferred(engine, layer, rows, plan)
+    cpu = tuple(e for e in plan.cpu if e not in late) if late else plan.cpu
+    hosts = [_start_host(engine, events, first, cpu)]
     arrived, failed = ((), ()) if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
         # waves take slots again within the layer, so no part could come back to them: each wave runs all parts
@@ -85,8 +89,9 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     if failed:  # the lane is in order: the later event, where the part has tokens for them, stands for both
         hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
     if len(parts) > 1:
-        hosts.append(_start_host(engine, events, parts[1], plan.cpu + failed))
-    task = LayerTask(at, parts, view, plan, in_waves, arrived, failed, events, hosts, ticket, ticket.event if ticket else None)
+        hosts.append(_start_host(engine, events, parts[1], cpu + failed))
+    before, engine.late = engine.late, _defer(engine, at, rows, late) if late else None
+    task = LayerTask(at, parts, view, plan, in_waves, arrived, failed, events, hosts, ticket, ticket.event if ticket else None, before, cpu)
     _speculate(engine, task)
     return task
 
@@ -94,14 +99,18 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
     events, parts, hosts, plan = task.events, task.parts, task.hosts, task.plan
-    cpu = plan.cpu + task.failed
+    cpu, before = task.cpu + task.failed, task.before
+    if before is not None:
+        parts[0].late = before.rows, before.experts
+    withheld = frozenset(plan.cpu).difference(task.cpu)
+    parts[0].withheld = bool(withheld)
     _speculate(engine, task)
     for number, part in enumerate(parts):
         if number + 1 < len(parts) and not task.in_waves:
             _launch(engine, events, parts[number + 1], plan.gpu_resident + task.arrived, "gpu.resident")
         # x may be written again once this layer is merged, so the last merge also waits for the prediction, which reads it
-        after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None)
-        rest = _of_part(part, cpu) if part.summed else part.loads
+        after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None, before.event if before is not None else None)
+        rest = _of_part(part, cpu) if part.summed else part.loads.keys() - withheld if withheld else part.loads
         events.combined = engine.device.combine(task.at, part, rest, part.of(out), part.of(shared), after)
         if number + 2 < len(parts):  # its buffer has been merged
             hosts.append(_start_host(engine, events, parts[number + 2], cpu, wait_for(events.combined)))
@@ -109,7 +118,7 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
         for expert in task.arrived:
             engine.slots[task.at.layer].land(expert)  # who takes its slot comes a step later
             engine.slots[task.at.layer].evict(expert)
-    _count(engine, task, cpu)
+    _count(engine, task, plan.cpu + task.failed, sum([task.view.loads[e] for e in withheld]))
     engine.policy.on_layer_done(task.at.layer, task.at.step, task.at.phase, task.view.loads)
     engine.observer.add(events)
     _speculate(engine, task)
@@ -144,6 +153,21 @@ def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequen
     events.cpu_experts += len(experts)
     events.host = device.run_host(events.at, rows, experts, loads, after)
     return events.host
+
+
+def _deferred(engine: Engine, layer: int, rows: Rows, plan: Plan) -> tuple[int, ...]:
+    """Experts of the CPU's share that are computed one layer late: those that no token has above its `policy.defers` lowest weights.
+    The last layer has no later one to add them to; an input in parts is long, and defers none."""
+    if not engine.policy.defers or layer + 1 == engine.shape.layers or rows.parts:
+        return ()
+    places, protected = rows.best_places(), rows.topk - engine.policy.defers
+    return tuple(e for e in plan.cpu if places[e] >= protected)
+
+
+def _defer(engine: Engine, at: At, rows: Rows, experts: tuple[int, ...]) -> Late:
+    """Queues them behind the layer's own share. Their buffer was last read by the merge of the layer before, which has ended: the layer is routed."""
+    later = rows.deferred(LATE[at.layer % 2])
+    return Late(later, experts, engine.device.run_host(at, later, experts, rows.loads))
 
 
 def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEvents) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -250,11 +274,11 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
     )
 
 
-def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...]) -> None:
+def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...], late_pairs: int) -> None:
     view, plan, events, copies = task.view, task.plan, task.events, len(task.events.copies)
     loads = view.loads
-    events.cpu_pairs = sum([loads[e] for e in cpu])
-    events.gpu_pairs = sum(loads.values()) - events.cpu_pairs
+    cpu_pairs = sum([loads[e] for e in cpu])
+    events.cpu_pairs, events.gpu_pairs = cpu_pairs - late_pairs, sum(loads.values()) - cpu_pairs
     totals = engine.totals[view.phase]
     totals.active += len(loads)
     totals.hits += len(view.resident.intersection(loads))
@@ -263,4 +287,4 @@ def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...]) -> None:
     totals.bytes += copies * engine.bytes_per_expert
     totals.failed_copies += len(task.failed)
     totals.cpu_experts += len(cpu)
-    totals.cpu_pairs += events.cpu_pairs
+    totals.cpu_pairs += cpu_pairs

@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from apexk.device.base import At, CopyFailed, Device, Event, Running, SpeculativeCopy
+from apexk.device.base import At, CopyFailed, Device, Event, Rows, Running, SpeculativeCopy
 from apexk.engine.observe import Observer
 from apexk.engine.places import OwnPlaces, SharedPlaces
 from apexk.engine.totals import Totals
@@ -17,6 +18,14 @@ from apexk.store.slots import slots_of
 from apexk.timeline.writer import Timeline
 
 log = logging.getLogger("apexk")
+
+
+class Late(NamedTuple):
+    """What a layer left to be added to the next one's output: the CPU's share of `experts`, in `rows`, there once `event` is done."""
+
+    rows: Rows
+    experts: tuple[int, ...]
+    event: Event
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class Engine:
             self.restart()
         if layer <= self._layer:
             self._step += 1
+        if layer != self._layer + 1:  # what was deferred by a layer that this one does not follow is nobody's
+            self.late = None
         self._layer = layer
         self._intact = False
         return At(self._step, layer, phase)
@@ -175,6 +186,7 @@ class Engine:
         self.device.stop_speculation(At(max(self._step, 0), self.shape.layers, "prefill"), self.shape.layers)
         self.device.synchronize()  # an interrupted layer's kernels may still read the slots that are filled below
         self._layer = self.shape.layers
+        self.late: Late | None = None
         self._ahead: dict[int, list[int]] = {}  # by layer: landed since its last routing event, or kept, for its next one
         self.observer.forget()
         self.slots = slots_of(self.shape.layers, self.slot_count, self.shared)

@@ -39,6 +39,7 @@ class Policy:
     posts = False  # copies after the step
     waits_for_posts = False  # the next step starts once they have landed
     pool_scopes: Sequence[str] = SCOPES  # whose slots a copy may take, the usual one first: "layer", its own layer's | "global", any layer's
+    defers = 0  # lowest-weight experts of a token whose CPU part may come one layer late: lossy
     evicts = "utility"  # eviction rule, unless the options name one
     uses: Sequence[Sequence[Sequence[int]]] | None = None  # `[layer][expert]` steps of use, known in a replay only
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .scan import by_load
-from .types import Phase, Plan, PolicyOptions, RouteView
+from .types import ModelShape, Phase, Plan, PolicyOptions, RouteView
 
 PLACEMENTS = ("uniform", "frequency", "front", "random")
 RANDOM_SEED = 42  # the source's
@@ -25,6 +25,10 @@ class KTStatic(Policy):
     of all layers, "front": the first layers have all of their experts there.
 
     A pass of at least `stream_tokens` tokens (0: none) copies every missed expert and computes nothing on the CPU.
+
+    With `defer` = d > 0, which is lossy, the CPU's experts that are among the d lowest-weight ones of every token that chose them are computed
+    while the next layer runs, and their sums are added to that layer's output. An expert that one token has above its d lowest is
+    computed at once for all; the last layer defers none.
     """
 
     name = "kt_static"
@@ -35,15 +39,23 @@ class KTStatic(Policy):
     waves = True
     keeps_fetched = False
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, placement: str = "uniform", stream_tokens: int = 0):
+    def __init__(self, options: PolicyOptions = DEFAULTS, placement: str = "uniform", stream_tokens: int = 0, defer: int = 0):
         if placement not in PLACEMENTS:
             raise ValueError(f"{self.name}: placement is {placement!r}; there are {', '.join(PLACEMENTS)}")
         if type(stream_tokens) is not int or stream_tokens < 0:
             raise ValueError(f"{self.name}: stream_tokens is {stream_tokens!r}; wanted a whole number >= 0")
+        if type(defer) is not int or defer < 0:
+            raise ValueError(f"{self.name}: defer is {defer!r}; wanted a number of experts a token, at least 0")
         super().__init__(options)
-        self.placement, self.stream_tokens = placement, stream_tokens
+        self.placement, self.stream_tokens, self.defers = placement, stream_tokens, defer
+        self.lossless = not defer
         if placement == "front":
             self.pool_scopes = ("global",)
+
+    def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
+        super().start(shape, capacity, *rest, **more)
+        if self.defers > shape.topk:
+            raise ValueError(f"{self.name}: defer is {self.defers}; a token has {shape.topk} experts")
 
     def extra_slots(self, capacity: int) -> int:
         return SCRATCH_SLOTS if self.stream_tokens else 0
@@ -73,8 +85,8 @@ class KTDynamic(KTStatic):
     source = "KTransformers, public code, with dynamic expert update"
     keeps_fetched = True
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, placement: str = "frequency", stream_tokens: int = 512):
-        super().__init__(options, placement, stream_tokens)
+    def __init__(self, options: PolicyOptions = DEFAULTS, placement: str = "frequency", stream_tokens: int = 512, defer: int = 0):
+        super().__init__(options, placement, stream_tokens, defer)
 
     def extra_slots(self, capacity: int) -> int:
         return max(0, SCRATCH_SLOTS - capacity) if self.stream_tokens else 0

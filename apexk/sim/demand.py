@@ -25,6 +25,7 @@ class Step:
     loads: list[Loads]
     predicted: list[Predicted | None]
     farther: tuple[list[Predicted | None], ...] = ()
+    weighed: tuple[np.ndarray, np.ndarray] | None = None  # ids and weights [T, L, K], where the trace has weights
 
     def seen_from(self, layer: int, look_ahead: int = 1) -> list[Predicted]:
         """What is predicted at `layer` for the next `look_ahead` layers, nearest first, as far as the trace and the model go."""
@@ -34,6 +35,17 @@ class Step:
                 break
             found.append(made[later])
         return found
+
+    def places(self, layer: int) -> dict[int, int]:
+        """By active expert: its best place in any token's order of weights, 0 the heaviest. Raises ValueError where the trace has no weights."""
+        if self.weighed is None:
+            raise ValueError("the trace holds no routed weights, by which some experts would be deferred")
+        ids, weights = (array[:, layer] for array in self.weighed)
+        ordered = np.take_along_axis(ids, np.argsort(-weights, axis=1, kind="stable"), 1)
+        best: dict[int, int] = {}
+        for place in reversed(range(ordered.shape[1])):
+            best.update(dict.fromkeys(ordered[:, place].tolist(), place))
+        return best
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,8 @@ def demand_of(trace: Trace) -> Demand:
         far = 0 if trace.ahead_experts is None else trace.ahead_experts.shape[1]
         farther = [_predicted(trace.ahead_experts[rows, d], _part(trace.ahead_weights, (rows, d)), trace.experts, d + 2) for d in range(far)]
         phase = "prefill" if (trace.phase[rows] == PREFILL).any() else "decode"
-        steps.append(Step(rows.stop - rows.start, phase, loads, predicted, tuple(farther)))
+        steps.append(Step(rows.stop - rows.start, phase, loads, predicted, tuple(farther),
+                          None if trace.routed_weights is None else (trace.routed_experts[rows], trace.routed_weights[rows])))
     popularity = None if trace.profile_counts is None else trace.profile_counts.tolist()
     return Demand(trace.layers, trace.experts, trace.topk, steps, popularity, trace.meta.get("model"), trace.source)
 

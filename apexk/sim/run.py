@@ -83,6 +83,8 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
         for layer in range(demand.layers):
             predicted = step.seen_from(layer, chosen.look_ahead)
             rows = Rows(tokens=step.tokens, topk=demand.topk, loads=step.loads[layer], predicted=predicted)
+            if chosen.defers:
+                rows.places = step.places(layer)
             engine_layer.join(engine, engine_layer.submit(engine, layer, rows, step.phase))
             if watch is not None:
                 watch(engine, number, layer)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from removals import Removal, reload_without, sites
 from test_against_oracle import PAPER, run_engine, trace
+from test_deferral import run_deferred
 from test_timeline import POLICIES, RULES, SHARED, check_every_pair_once
 
 import apexk.engine
@@ -157,3 +158,4 @@ def test_each_order_is_needed(path, number, monkeypatch):
                 run_checked(policy, capacity, 4, 33 if policy.startswith("llama") else 8, rules)
             interrupted(rules)
             in_parts("apex", rules)
+            run_deferred(rules)
