@@ -47,7 +47,7 @@ class Launch:
     def variant(self) -> str:
         """Compile-time switches that are on, and what is absent: names one launch among those of one kernel and tile."""
         flags = [n for n, v in self.values.items() if v is True] + [f"{n}={v}" for n, v in self.values.items() if isinstance(v, str)]
-        present = [n for n in ("bias_ptr", "weights_ptr", "ready_ptr", "slot_of_ptr", "shared_ptr") if self.values.get(n) is not None]
+        present = [n for n in ("bias_ptr", "weights_ptr", "ready_ptr", "slot_of_ptr", "partial_ptr", "shared_ptr") if self.values.get(n) is not None]
         sizes = [f"{n}={v}" for n, v in self.values.items() if n.isupper() and isinstance(v, int) and not isinstance(v, bool)]
         return " ".join(sorted(flags + present + [s for s in sizes if "BLOCK_" not in s or "BLOCK_H" in s]))
 

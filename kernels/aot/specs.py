@@ -82,6 +82,10 @@ def layer_calls(shape, tokens, dtype, target, *, stand_alone):
     rank(ids, weights, shape.experts)
     if not stand_alone:
         return
+    if tokens == TOKENS["long"]:  # in waves: rows of some experts only, into sums and out of them
+        sums = empty(tokens, shape.hidden, dtype=torch.float32)
+        for into, rest in ((sums, {}), (sums, {"partial": sums}), (x, {"partial": sums, "shared": x})):
+            combine(out, shape.topk, into, topk_ids=ids, slot_of=slot_of, **rest)
     rows = step.routing.rows
     moved = permute(x, rows, shape.topk)
     unpermute(moved, rows, weights, tokens)
