@@ -54,8 +54,8 @@ typedef struct apexk_ffn_call {
   int32_t summed;            /* 0 or 1 */
 } apexk_ffn_call;
 
-/* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 96
- * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 100 KiB + 16
+/* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 144
+ * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 124 KiB + 16
  * bytes per element of the longer row for each thread. It does not grow with the tokens; the next job uses it again. */
 typedef struct apexk_pool apexk_pool;
 typedef struct apexk_job apexk_job; /* one submitted call */

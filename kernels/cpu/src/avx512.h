@@ -26,13 +26,18 @@ struct Avx512Base {
     __asm__("" : "+v"(v));
 #endif
   }
-  // Transposes within 128-bit lanes while adding, then folds the four lanes.
-  APEXK_INLINE static void sum4(Acc a, Acc b, Acc c, Acc d, float *sums) {
+  // Transposes within the four quarters while adding: quarter q of the result has its sums of a, b, c and d.
+  APEXK_INLINE static Acc quarters(Acc a, Acc b, Acc c, Acc d) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  }
+  // Then adds up the quarters, one after the other.
+  APEXK_INLINE static void sum4(Acc a, Acc b, Acc c, Acc d, float *sums) {
+    const __m512 all = quarters(a, b, c, d);
+    const __m256 lower = _mm512_castps512_ps256(all), upper = _mm512_extractf32x8_ps(all, 1);
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128(lower), _mm256_extractf128_ps(lower, 1));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm_add_ps(half, _mm256_castps256_ps128(upper)), _mm256_extractf128_ps(upper, 1)));
   }
 };
 

@@ -12,6 +12,7 @@ struct Avx2 {
   static constexpr int kLanes = 8, kParts = 2, kChunk = 16;
   // 2 rows x 6 tokens: 12 sums, 2 weights and 1 activation fill 15 of the 16 registers; 4 x 3 spills.
   static constexpr int kTokens = 6;
+  static constexpr int kPanelTokens = 0;  // never
   static constexpr int rows_for(int tokens) { return tokens <= 2 ? 4 : 2; }
 
   APEXK_INLINE static Acc zero() { return _mm256_setzero_ps(); }

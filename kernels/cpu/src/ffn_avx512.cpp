@@ -11,6 +11,22 @@ struct Avx512 : Avx512Base {
   static constexpr int kTokens = 12;
   static constexpr int rows_for(int tokens) { return tokens <= 6 ? 4 : 2; }
 
+  // Below, each weight's way through the panel costs more than widening it once for every 12 tokens.
+  static constexpr int kPanelTokens = 48;
+  static constexpr int kPanelGroup = 6;  // 4 vectors x 6 tokens: 24 sums, 4 weights and 1 activation
+
+  APEXK_INLINE static Raw load_quarters(const bf16 *const (&row)[4], int at) {
+    const auto quarter = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(row[i] + at)); };
+    const Raw two = _mm512_inserti32x4(_mm512_castsi128_si512(quarter(0)), quarter(1), 1);
+    return _mm512_inserti32x4(_mm512_inserti32x4(two, quarter(2), 2), quarter(3), 3);
+  }
+  APEXK_INLINE static void store_x(float *to, __m512 v) { _mm512_storeu_ps(to, v); }
+  APEXK_INLINE static __m512 load_repeated(const float *x) { return _mm512_broadcast_f32x4(_mm_loadu_ps(x)); }
+  APEXK_INLINE static void add_quarters(Acc a, Acc b, Acc c, Acc d, float *sums, bool add) {
+    const __m512 all = quarters(a, b, c, d);
+    _mm512_storeu_ps(sums, add ? _mm512_add_ps(_mm512_loadu_ps(sums), all) : all);
+  }
+
   APEXK_INLINE static __m512 part(Raw raw, int p) {
     const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     return _mm512_castsi512_ps(p == 0 ? _mm512_slli_epi32(raw, 16) : _mm512_and_si512(raw, high));

@@ -14,6 +14,7 @@ struct Avx512Bf16 : Avx512Base {
   using X = bf16;
   static constexpr int kLanes = 32, kParts = 1;
   static constexpr int kTokens = 6;  // 4 rows x 6 tokens: 24 sums, 4 weights and 1 activation fill 29 of 32 registers
+  static constexpr int kPanelTokens = 0;  // never
   static constexpr int rows_for(int) { return 4; }
 
   APEXK_INLINE static Pairs part(Raw raw, int) { return (Pairs)raw; }

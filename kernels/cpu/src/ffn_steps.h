@@ -12,14 +12,13 @@
 // Unnamed namespace: see numeric.h.
 #pragma once
 #include "activation.h"
+#include "groups.h"
 #include "kernels.h"
 
 namespace {
 
 constexpr int kTile = 64;  // rows of a product tile
 static_assert(kTile % apexk::kRowAlign == 0);
-
-inline int least(int a, int b) { return a < b ? a : b; }
 
 template <class Path>
 struct Steps {

@@ -8,8 +8,9 @@
 namespace apexk {
 
 // A unit holds at most this many tokens of one expert: a multiple of every implementation's token group, large enough
-// to reuse a weight row from cache, small enough that the packed activations stay in the second-level cache.
-constexpr int kUnitTokens = 96;
+// that bringing weights into a panel costs little, small enough that a quarter of the packed activations stays in the
+// second-level cache.
+constexpr int kUnitTokens = 144;
 
 // One expert and a slice of the tokens that chose it.
 struct Unit {

@@ -127,9 +127,11 @@ apexk_status make_plan(const apexk_ffn_call &call, int threads, const Machine &m
 
   for (const int32_t expert : order) {
     const int32_t *first = plan->pairs.data() + next[expert] - loads[expert];
-    for (int64_t done = 0; done < loads[expert]; done += kUnitTokens) {
-      const int tokens = static_cast<int>(std::min<int64_t>(kUnitTokens, loads[expert] - done));
-      plan->units.push_back({reinterpret_cast<const void *>(call.blocks[expert]), first + done, tokens, nullptr, nullptr});
+    // as few units as there can be, of sizes that differ by one at most
+    const int64_t count = (loads[expert] + kUnitTokens - 1) / kUnitTokens, small = loads[expert] / count, large = loads[expert] % count;
+    for (int64_t i = 0; i < count; i++, first += plan->units.back().tokens) {
+      const int tokens = static_cast<int>(small + (i < large ? 1 : 0));
+      plan->units.push_back({reinterpret_cast<const void *>(call.blocks[expert]), first, tokens, nullptr, nullptr});
       plan->largest_unit = std::max(plan->largest_unit, tokens);
     }
   }

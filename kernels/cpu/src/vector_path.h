@@ -8,10 +8,14 @@
 // Every output is one accumulator vector, fed chunk by chunk and part by part, then added across lanes by one fixed
 // tree. All tile shapes share that order, which is why the shape may follow the number of tokens.
 //
+// Many tokens take panel.h's way, which gives the same bits.
+//
 // A vector set V has: Acc, X, Raw, kLanes, kParts, kChunk (= kLanes * kParts), kTokens (largest group), rows_for(M),
-// zero, load, load_tail, part, load_x, fma, keep, sum4, pack_bf16. Unnamed namespace: see numeric.h.
+// zero, load, load_tail, part, load_x, fma, keep, sum4, pack_bf16,
+// kPanelTokens (0: no panels) and what panel.h needs. Unnamed namespace: see numeric.h.
 #pragma once
 #include "ffn_steps.h"
+#include "panel.h"
 
 namespace {
 
@@ -118,28 +122,11 @@ void tile_of_wide(const typename V::X *w, int64_t stride, int chunks, const type
   store_sums<V>(acc, tile);
 }
 
-// How the tokens of a unit are split: as few groups as kTokens allows, of sizes that differ by one at most.
-template <class V>
-struct Groups {
-  int count, small, large;  // `large` of the groups hold small + 1 tokens, and come first
-  explicit Groups(int tokens) {
-    count = (tokens + V::kTokens - 1) / V::kTokens;
-    small = tokens / count;
-    large = tokens % count;
-  }
-  int size(int group) const { return small + (group < large ? 1 : 0); }
-  int first(int group) const { return group * small + least(group, large); }
-  int of(int token) const {
-    const int beyond = token - large * (small + 1);
-    return beyond < 0 ? token / (small + 1) : large + beyond / small;
-  }
-};
-
 template <class V, class E>
 struct VectorPath {
   using Elem = E;
   using X = typename V::X;
-  static constexpr bool kIsBf16 = __is_same(E, bf16);
+  static constexpr bool kIsBf16 = __is_same(E, bf16), kPanels = kIsBf16 && V::kPanelTokens > 0;
   static constexpr int kWideRows = 4;  // a multiple of every rows_for(M)
 
   static int padded(int k) { return (k + V::kChunk - 1) / V::kChunk * V::kChunk; }
@@ -147,7 +134,9 @@ struct VectorPath {
   static size_t packed_bytes(int tokens, int k) { return static_cast<size_t>(tokens) * padded(k) * sizeof(X); }
 
   static size_t scratch_bytes(int k) {
-    return sizeof(typename V::Acc) * kTile * V::kTokens + sizeof(X) * kWideRows * padded(k);
+    const size_t rows = sizeof(typename V::Acc) * kTile * V::kTokens + sizeof(X) * kWideRows * padded(k);
+    if constexpr (kPanels) return rows < Panel<V>::kScratchBytes ? Panel<V>::kScratchBytes : rows;
+    return rows;
   }
 
   static void pack_chunk(const E *values, int n, X *packed) {
@@ -162,26 +151,34 @@ struct VectorPath {
     for (; n > 0; n -= V::kChunk, values += V::kChunk, packed += step) pack_chunk(values, least(n, V::kChunk), packed);
   }
 
+  static void put_for_panels(void *packed, int tokens, int k, int token, int at, const E *values, int n) {
+    const Groups groups(tokens, V::kPanelGroup);
+    const int group = groups.of(token), first = groups.first(group), chunks = padded(k) / V::kChunk;
+    float *to = static_cast<float *>(packed) + static_cast<int64_t>(first) * padded(k);
+    for (int i = 0; i < n; i += V::kChunk) {
+      float chunk[V::kChunk];
+      pack_chunk(values + i, least(n - i, V::kChunk), chunk);
+      Panel<V>::put(to, groups.size(group), token - first, chunks, (at + i) / V::kChunk, chunk);
+    }
+  }
+
   static void put(void *packed, int tokens, int k, int token, int at, const E *values, int n) {
-    const Groups<V> groups(tokens);
+    if constexpr (kPanels) {
+      if (tokens >= V::kPanelTokens) return put_for_panels(packed, tokens, k, token, at, values, n);
+    }
+    const Groups groups(tokens, V::kTokens);
     const int group = groups.of(token), first = groups.first(group), size = groups.size(group);
     X *row = static_cast<X *>(packed) + static_cast<int64_t>(first) * padded(k) + (token - first) * V::kChunk;
     pack_row(values, n, row + static_cast<int64_t>(at) * size, static_cast<int64_t>(size) * V::kChunk);
   }
 
-  // Calls job.template operator()<M>() with M = m.
-  template <int M, class Job>
-  static void with_size(int m, const Job &job) {
-    if constexpr (M > 1) {
-      if (m < M) return with_size<M - 1>(m, job);
-    }
-    job.template operator()<M>();
-  }
-
   static void products(const E *w, int64_t stride, int rows, int k, const void *packed, int tokens, float *tile,
                        void *scratch) {
     const X *x = static_cast<const X *>(packed);
-    const Groups<V> groups(tokens);
+    if constexpr (kPanels) {
+      if (tokens >= V::kPanelTokens) return Panel<V>::products(w, stride, rows, k, x, tokens, tile, scratch);
+    }
+    const Groups groups(tokens, V::kTokens);
     if constexpr (kIsBf16) {
       for (int g = 0; g < groups.count; g++) {
         with_size<V::kTokens>(groups.size(g), [&]<int M>() {

@@ -58,6 +58,17 @@ AVX512E_FUNCTION __m256 half(__m512 a, int upper) {
   return r;
 }
 
+AVX512E_FUNCTION __m512i insert(__m512i a, __m128i quarter, int at) {
+  memcpy(reinterpret_cast<char *>(&a) + 16 * at, &quarter, 16);
+  return a;
+}
+
+AVX512E_FUNCTION __m512 repeat(__m128 quarter) {
+  __m512 r;
+  for (int i = 0; i < 16; i++) r[i] = quarter[i % 4];
+  return r;
+}
+
 inline float flushed(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
@@ -98,6 +109,9 @@ AVX512E_FUNCTION __m512 dpbf16(__m512 sum, __m512i a, __m512i b) {
 #define _mm512_castsi512_ps(v) (__m512)(v)
 #define _mm512_castps512_ps256(v) avx512e::half(v, 0)
 #define _mm512_extractf32x8_ps(v, upper) avx512e::half(v, upper)
+#define _mm512_castsi128_si512(v) avx512e::insert(__m512i{}, v, 0)
+#define _mm512_inserti32x4(a, quarter, at) avx512e::insert(a, quarter, at)
+#define _mm512_broadcast_f32x4(quarter) avx512e::repeat(quarter)
 #define _mm512_slli_epi32(v, n) (__m512i)((avx512e::u32x16)(v) << (n))
 #define _mm512_and_si512(a, b) ((a) & (b))
 #define _mm512_add_ps(a, b) ((a) + (b))

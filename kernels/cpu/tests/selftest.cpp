@@ -224,9 +224,10 @@ void check_isa(const char *name) {
   apexk_pool *pool = nullptr;
   NEED(apexk_pool_create(2, name, &pool) == APEXK_OK, "%s", name);
   // Sizes below, between and beyond the chunks of 16 and 32 and the blocks of 16, 32 and 64 rows; k beyond one cache block.
+  // 100 tokens: about 67 of an expert, enough for panels.
   const int sizes[][2] = {{8, 40}, {40, 8}, {100, 70}, {31, 97}, {64, 70}, {1100, 33}};
   for (const auto &size : sizes) {
-    for (const int tokens : {1, 2, 5, 6, 13, 17, 35}) check_values(pool, {tokens, size[0], size[1], true});
+    for (const int tokens : {1, 2, 5, 6, 13, 17, 35, 100}) check_values(pool, {tokens, size[0], size[1], true});
     check_values(pool, {7, size[0], size[1], false});
   }
   check_jobs(pool);

@@ -46,6 +46,20 @@ def test_more_tokens_than_one_unit(case, ffn):
     one.check(one.run(ffn))
 
 
+@pytest.mark.parametrize("tokens", [47, 48, 49, 143, 144, 145, 300])
+def test_many_tokens_of_one_expert(case, ffn, tokens):
+    """Around what one unit of work holds and where products are formed in another way: right, and the same bits as alone."""
+    one = case(tokens, 1064, 88, experts=1, topk=1)
+    together = one.run(ffn)
+    one.check(together)
+    for token in (0, 5, tokens - 1):
+        alone = case(tokens, 1064, 88, experts=1, topk=1)
+        part = slice(token, token + 1)
+        alone.x, alone.ids, alone.topk_weights = one.x[part], one.ids[part].contiguous(), one.topk_weights[part]
+        alone.out = torch.full((1, 1064), torch.nan)
+        assert torch.equal(alone.run(ffn)[0], together[token])
+
+
 @pytest.mark.parametrize("tokens, hidden, intermediate, experts, topk", [
     pytest.param(5000, 8, 16, 4, 1, id="tokens beyond any preset"),
     pytest.param(3, 16, 8, 512, 8, id="many experts, few chosen"),

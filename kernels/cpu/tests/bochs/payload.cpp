@@ -26,7 +26,7 @@ void print(uint32_t value) {
   for (int shift = 28; shift >= 0; shift -= 4) put("0123456789abcdef"[value >> shift & 15]);
 }
 
-constexpr int kTokens = 33, kHidden = 136, kIntermediate = 104;
+constexpr int kTokens = 50, kHidden = 136, kIntermediate = 104;
 alignas(64) char block[4 * 3 * kHidden * kIntermediate], x[4 * kTokens * kHidden], packed_x[1 << 18], packed_h[1 << 18], scratch[1 << 20];
 float out[kTokens * kHidden], topk_weights[kTokens];
 int32_t pairs[kTokens];
@@ -46,7 +46,7 @@ void run(const char *name, const apexk::Kernels &kernels, apexk_dtype dtype, int
   fill(block, 3 * hidden * intermediate, width, 1);
   fill(x, kTokens * hidden, width, 2);
   print(name);
-  constexpr int kCounts[] = {1, 2, 5, 6, 13, 17, kTokens};
+  constexpr int kCounts[] = {1, 2, 5, 6, 13, 17, 33, kTokens};
   for (const int tokens : kCounts) {
     apexk_ffn_call call = {};
     call.x = x;
