@@ -98,10 +98,13 @@ class SharedPlaces(OwnPlaces):
         return [SpeculativeCopy(at, expert, slot) for (at, expert), slot in zip(wanted, places, strict=False)]
 
     def _evictable(self, layer: int, active: Collection[int]) -> dict[int, Collection[int]]:
-        """By layer: residents that are neither `active` in this one nor copied for a layer that is still to come."""
+        """By layer: residents that are neither `active` in this one nor copied for a layer that is still to come; the latter too
+        where there would be no slot at all."""
         ahead = self._ahead
         found: dict[int, Collection[int]] = {
             at: slots.resident().difference(ahead[at]) if at in ahead else slots.resident() for at, slots in enumerate(self._slots)
         }
         found[layer] = exact_candidates(self._slots[layer].resident(), active, ())
+        if ahead and not self._slots[0].free_count and not any(found.values()):  # waves would never end
+            found = {at: slots.resident() if at != layer else found[layer] for at, slots in enumerate(self._slots)}
         return found

@@ -85,10 +85,10 @@ class Engine:
 
         Returns the running copy if this layer needs it and the policy waits for it; its slot is then `loading`.
         """
-        # what is queued for the layers that this one predicts is decided anew in it: nothing may be asked for twice. The farthest
-        # of them can only have what was asked for after a step
+        # what is queued by predictions is decided anew in this layer, or was for a pass that went no further: nothing may be asked for
+        # twice, or into a slot that another layer has by now. What was asked for after a step goes on, but for layers predicted here
         policy = self.policy
-        through = at.layer + policy.look_ahead - (0 if policy.posts and policy.speculates else 1)
+        through = at.layer + (policy.look_ahead if policy.speculates else 0) if policy.posts else self.shape.layers
         stopped = self.device.stop_speculation(at, through)
         for copy in stopped.failed:
             self._book(copy, None)

@@ -45,7 +45,9 @@ def trace(seed: int, tokens: int):
     return steps, popularity
 
 
-def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None, wrap=lambda device: device, evict=None):
+def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, machine=PAPER, settings=None, wrap=lambda device: device, evict=None,
+               order=None):
+    """`order`: layers, as passes that end early or take turns come to them; without it, each step's in turn."""
     # by name at each call: the ordering tests put changed copies of these modules in their place
     Engine = importlib.import_module("apexk.engine.runtime").Engine
     engine_layer = importlib.import_module("apexk.engine.layer")
@@ -60,11 +62,11 @@ def run_engine(policy_name, capacity, steps, popularity, tokens, timeline=None, 
     if settings.pool_scope not in policy.pool_scopes:
         settings = replace(settings, pool_scope=None)
     engine = Engine(shape, capacity, device, policy, settings, timeline, 6291456)
-    for loads, guess in steps:
-        for layer in range(LAYERS):
-            predicted = [({e: n for e, (n, _) in later.items()}, {e: s for e, (_, s) in later.items()}) for later in guess[layer + 1 :]]
-            rows = Rows(tokens=tokens, topk=TOPK, loads=loads[layer], predicted=predicted)
-            engine_layer.join(engine, engine_layer.submit(engine, layer, rows, "decode"))
+    for number, layer in enumerate(order or list(range(LAYERS)) * len(steps)):
+        loads, guess = steps[number // LAYERS]
+        predicted = [({e: n for e, (n, _) in later.items()}, {e: s for e, (_, s) in later.items()}) for later in guess[layer + 1 :]]
+        rows = Rows(tokens=tokens, topk=TOPK, loads=loads[layer], predicted=predicted)
+        engine_layer.join(engine, engine_layer.submit(engine, layer, rows, "decode"))
     return engine
 
 

@@ -12,6 +12,7 @@ import apexk
 from apexk import policy as room
 from apexk.device.checked import CheckedDevice, OrderError
 from apexk.engine.places import OwnPlaces, SharedPlaces
+from apexk.engine.runtime import EngineSettings
 from apexk.policy.base import Policy
 from apexk.policy.evict import RULES as EVICTIONS
 from apexk.policy.evict import Belady
@@ -132,6 +133,32 @@ def test_experts_that_wait_for_their_layer_are_spared():
     assert len(set(taken)) == 7
     assert [sorted(s.resident()) for s in slots] == [[], [0], [], [0], [1]]
     assert OwnPlaces(slots, policy, "predicted", {}).available(4, ()) == 7 + 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["apex", "mixtral_offloading", "moe_lightning", "hybrimoe"])
+def test_prefetches_of_a_pass_that_went_no_further(name, seed):
+    """Passes that end between two layers, and passes that take turns: what they had queued writes no slot that another layer has by
+    now, and nothing comes twice."""
+    steps, popularity = trace(seed, 8)
+    draw = random.Random(seed)
+    for scope in room.get(name).pool_scopes:
+        for capacity in (1, 3):
+            run_engine(name, capacity, steps, popularity, 8, settings=EngineSettings(pool_scope=scope), wrap=checked,
+                       order=[draw.randrange(LAYERS) for _ in range(40)])
+
+
+def test_experts_that_wait_for_their_layer_go_where_nothing_else_could():
+    """Every slot holds what a later layer waits for: waves of the one that runs still get one."""
+    policy = room.get("apex")
+    policy.start(ModelShape(3, 8, 2), 1, CostPrior(1, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
+    slots = slots_of(3, 1, shared=True)
+    for expert in range(3):
+        slots[2].begin(expert, expert, None)
+        slots[2].land(expert)
+    places = SharedPlaces(slots, policy, "predicted", {2: [0, 1, 2]})
+    assert places.available(0, {5, 6}) == 3 and len(places.take(0, [5, 6], {5, 6}, step=0)) == 2
+    assert places.available(0, ()) == 2, "free ones, and then the third is spared again"
 
 
 @pytest.mark.parametrize("rule", [*EVICTIONS, "belady"])
