@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -85,7 +87,7 @@ class BlockForward(LayerForward):
     @torch.compiler.disable  # a compiled model runs the engine as it is
     def __call__(self, hidden_states: torch.Tensor):
         experts, family, grad = self._experts, self._experts.family, torch.is_grad_enabled()
-        with self._engine.lock, torch.no_grad():
+        with self._engine.lock, kept_for_others():
             if self.handle.restored:  # by another thread, since this pass came to the block
                 return type(self._block).forward(self._block, hidden_states)
             self._check(hidden_states, grad)
@@ -119,7 +121,7 @@ class ExpertsForward(LayerForward):
     @torch.compiler.disable
     def __call__(self, hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         grad = torch.is_grad_enabled()
-        with self._engine.lock, torch.no_grad():
+        with self._engine.lock, kept_for_others():
             if self.handle.restored:
                 return type(self._module).forward(self._module, hidden_states, topk_ids, topk_weights)
             self._check(hidden_states, grad)
@@ -159,6 +161,13 @@ class Outer:
 
     def __reduce__(self):
         return getattr, (self._block, "forward")
+
+
+@contextmanager
+def kept_for_others() -> Iterator[None]:
+    """No gradient, and no inference mode: buffers that grow in a pass could not be written to by a later one outside of that."""
+    with torch.inference_mode(False), torch.no_grad():  # in this order: the first allows gradients
+        yield
 
 
 def phase_of(hidden_states: torch.Tensor) -> str:

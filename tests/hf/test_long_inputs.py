@@ -61,3 +61,14 @@ def test_a_parts_rows_are_bounded_and_used_again(model, ids):
         assert sorted(buffers) == [0, 1] and all(buffer.shape[0] == 8 * 2 for buffer in buffers.values())
         exact = handle.summary()["prefill"]["exact"]
     assert exact <= 2 * 3 * 8, "an expert is copied at most once a layer and step, not once a part"
+
+
+@pytest.mark.parametrize("policy", ["apex(waves=false)", "freetoken_q"])
+def test_buffers_of_one_pass_serve_the_next_in_any_mode(model, ids, policy):
+    """A pass in inference mode makes the buffers of parts and waves, passes outside of it write to them."""
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+    with apexk.swap(model, apexk.ApexConfig(policy=policy, pool=2, part_tokens=7)):
+        for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with mode():
+                assert torch.allclose(model(input_ids=ids).logits, plain, rtol=0, atol=2e-6)
