@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from .arguments import require_bool
 from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .guard import Guard
@@ -33,8 +34,10 @@ class Apex(Policy):
     phase: Phase = "decode"  # of the newest layer
 
     def __init__(self, options: PolicyOptions = DEFAULTS, guard: bool = True, spills: bool = True, waves: bool = True):
+        for what, value in (("guard", guard), ("spills", spills), ("waves", waves)):
+            require_bool("apex", what, value)
         super().__init__(options)
-        self.spills, self.waves = bool(spills), bool(waves)
+        self.spills, self.waves = spills, waves
         # rates fitted to what was left to the CPU say too little about no copy at all: the guard would judge by a wrong line
         self.guard = Guard() if guard and options.cost == "affine" else None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from .arguments import require_number
 from .base import DEFAULTS, Policy
 from .no_assign import NoAssignment
 from .scan import by_load
@@ -35,8 +38,8 @@ class FiddlerOriginal(Policy):
     pool_scopes = ("global",)
 
     def __init__(self, options: PolicyOptions = DEFAULTS, threshold: float | None = None):
-        if threshold is not None and (isinstance(threshold, (bool, str)) or threshold < 0):
-            raise ValueError(f"fiddler_original: threshold is {threshold!r}; wanted a number of tokens >= 0")
+        if threshold is not None:
+            require_number("fiddler_original", "threshold", threshold, 0, inf, "a number of tokens")
         super().__init__(options)
         self.threshold = threshold
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .arguments import require_bool
 from .base import DEFAULTS, Policy
 from .scan import at_count, by_load, most_copies
 from .types import Plan, PolicyOptions, RouteView
@@ -20,8 +21,9 @@ class FixedCount(Policy):
     def __init__(self, options: PolicyOptions = DEFAULTS, p: int = 4, keep: bool = True):
         if type(p) is not int or p < 0:
             raise ValueError(f"fixed_p: p is {p!r}; wanted a whole number >= 0")
+        require_bool("fixed_p", "keep", keep)
         super().__init__(options)
-        self.p, self.keeps_fetched, self.waves = p, bool(keep), not keep
+        self.p, self.keeps_fetched, self.waves = p, keep, not keep
 
     def extra_slots(self, capacity: int) -> int:
         return 0 if self.keeps_fetched else self.p

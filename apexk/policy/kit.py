@@ -39,13 +39,14 @@ class Seen:
     copies: int = 0
 
 
-def check_policy(make: Callable[[], Policy], *, traces: int = 200, seed: int = 0, experts: int = 12, layers: int = 3, steps: int = 3) -> Seen:
-    """Runs `traces` random traces, each with a pool of its own size (0..experts). Raises `PolicyFault`."""
+def check_policy(make: Callable[[], Policy], *, traces: int = 200, seed: int = 0, experts: int = 12, layers: int = 3, steps: int = 3,
+                 topk: int | None = None) -> Seen:
+    """Runs `traces` random traces, each with a pool of its own size (0..experts) and, unless given, a `topk` of its own. Raises `PolicyFault`."""
     seen = Seen()
     for number in range(traces):
         draw = random.Random(seed * 1_000_003 + number)
         try:
-            _trace(make, draw, seen, ModelShape(layers, experts, draw.randint(1, 4)), steps)
+            _trace(make, draw, seen, ModelShape(layers, experts, topk or draw.randint(1, 4)), steps)
         except Exception as error:
             raise PolicyFault(f"seed {seed}, trace {number}: {type(error).__name__}: {error}") from error
         seen.traces += 1

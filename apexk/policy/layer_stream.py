@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from .arguments import require_number
 from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .types import ModelShape, Plan, PolicyOptions, Prediction, RouteView
@@ -60,8 +61,8 @@ class MoELightning(Policy):
     pool_scopes = ("global",)
 
     def __init__(self, options: PolicyOptions = DEFAULTS, weights: float | None = None):
-        if weights is not None and (isinstance(weights, (bool, str)) or not 0 <= weights <= 1):
-            raise ValueError(f"moe_lightning: weights is {weights!r}; wanted a share of the experts, 0 to 1")
+        if weights is not None:
+            require_number("moe_lightning", "weights", weights, 0, 1, "a share of the experts")
         super().__init__(options)
         self.weights = weights
 

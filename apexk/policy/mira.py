@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from .arguments import require_number
 from .base import DEFAULTS, Policy
 from .mixtral_offloading import STAGING_SLOTS
 from .predictor import active, read
@@ -45,8 +46,7 @@ class Mira(Policy):
     def __init__(self, options: PolicyOptions = DEFAULTS, hot: float = 0.7, every: int = 16, margin: float = 1.2, miss: str = "fetch",
                  predictor: str | None = None):
         for what, value, low, high in (("hot", hot, 0.0, 1.0), ("margin", margin, 1.0, 1e6)):
-            if isinstance(value, (bool, str)) or not low <= value <= high:
-                raise ValueError(f"mira: {what} is {value!r}; wanted a number from {low:g} to {high:g}")
+            require_number("mira", what, value, low, high)
         if type(every) is not int or every < 1:
             raise ValueError(f"mira: every is {every!r}; wanted a number of steps, at least 1")
         if miss not in ("fetch", "cpu"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from .arguments import require_bool
 from .base import DEFAULTS, Policy
 from .scan import by_load, choose
 from .types import ModelShape, Phase, Plan, PolicyOptions, RouteView
@@ -29,8 +30,7 @@ class PostFetch(Policy):
     def __init__(self, options: PolicyOptions = DEFAULTS, sets: int = 0, sync: bool = False):
         if type(sets) is not int or sets < 0:
             raise ValueError(f"post_fetch: sets is {sets!r}; wanted a whole number >= 0")
-        if type(sync) is not bool:
-            raise ValueError(f"post_fetch: sync is {sync!r}; wanted true or false")
+        require_bool("post_fetch", "sync", sync)
         super().__init__(options)
         self.sets, self.waits_for_posts = sets, sync
         self.missed: dict[int, list[int]] = {}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "apexk.predictor/1"
 KEEP = 0.8  # of `recent`, a step
+LARGEST = 1e6  # value of an array
 #: kind -> array -> axes: layers L, experts E, rank R of the bottleneck, state H, 5 coefficients, gates 3H
 ARRAYS = {
     "linear": {"at": "L5", "standing": "LE", "down": "LER", "up": "LRE"},
@@ -58,9 +59,9 @@ class Predictor:
 
     def require(self, shape: ModelShape) -> None:
         """Raises ValueError unless it was trained for models of this shape."""
-        if (self.layers, self.experts) != (shape.layers, shape.experts):
-            raise ValueError(f"predictor {self.source} is for {self.layers} layers of {self.experts} experts ({self.meta['model']}), "
-                             f"the model has {shape.layers} of {shape.experts}")
+        if (self.layers, self.experts, self.meta["top_k"]) != (shape.layers, shape.experts, shape.topk):
+            raise ValueError(f"predictor {self.source} is for {self.layers} layers of {self.experts} experts, {self.meta['top_k']} a token ({self.meta['model']}), "
+                             f"the model has {shape.layers} of {shape.experts}, {shape.topk} a token")
 
     def reset(self, topk: int) -> None:
         """Forgets every step."""
@@ -196,5 +197,5 @@ def _validate(made: Predictor) -> None:
             fail(f"{name} has shape {list(arrays[name].shape)}, wanted [{', '.join(axes)}] = {shape}")
         if arrays[name].dtype != np.float32:
             fail(f"{name} is {arrays[name].dtype}, wanted float32")
-        if not np.isfinite(arrays[name]).all():
-            fail(f"{name} holds what is not finite")
+        if not (np.abs(arrays[name]) <= LARGEST).all():  # NaN neither
+            fail(f"{name} holds what is not finite, or beyond {LARGEST:g}: sums of it would overflow")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from .arguments import require_number
 from .base import DEFAULTS, Policy
 from .predictor import above, read
 from .scan import choose
@@ -36,8 +37,7 @@ class Replication(Policy):
 
     def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25, predictor: str = "mix"):
         for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0)):
-            if isinstance(value, (bool, str)) or not low <= value <= high:
-                raise ValueError(f"replication: {what} is {value!r}; wanted a number from {low:g} to {high:g}")
+            require_number("replication", what, value, low, high)
         super().__init__(options)
         self.theta, self.spare = theta, spare
         self.predictor = None if predictor == "mix" else read(predictor, "recurrent")

@@ -91,7 +91,7 @@ FAULTS = {
     "schema": lambda meta, arrays: meta.update(schema="x"), "kind": lambda meta, arrays: meta.update(kind="deep"), "meta.experts": lambda meta, arrays: meta.update(experts=0),
     "meta.layers": lambda meta, arrays: meta.update(layers="3"), "distance": lambda meta, arrays: meta.update(distance=1), "model": lambda meta, arrays: meta.pop("model"),
     "wanted at": lambda meta, arrays: arrays.pop("up"), "float32": lambda meta, arrays: arrays.update(up=arrays["up"].astype(np.float64)),
-    "not finite": lambda meta, arrays: arrays["down"].fill(np.nan), "standing has shape": lambda meta, arrays: meta.update(experts=13),
+    "not finite": lambda meta, arrays: arrays["down"].fill(np.nan), "overflow": lambda meta, arrays: arrays["at"].fill(1e30), "standing has shape": lambda meta, arrays: meta.update(experts=13),
 }  # fmt: skip
 
 
@@ -113,13 +113,14 @@ def test_what_is_no_predictor_of_the_wanted_kind(files, tmp_path):
                        ("replication(predictor=rnn)", "there is no file")):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             room.get(spec)
-    with pytest.raises(ValueError, match="3 layers of 12 experts"):
-        room.get(f"mira(predictor={files['linear']})").start(ModelShape(4, 12, 2), 4, PRIOR)
+    for layers, topk in ((4, TOPK), (3, TOPK + 1)):
+        with pytest.raises(ValueError, match=f"3 layers of 12 experts, {TOPK} a token"):
+            room.get(f"mira(predictor={files['linear']})").start(ModelShape(layers, 12, topk), 4, PRIOR)
 
 
 def test_both_policies_keep_the_invariants_with_one(files):
     for spec in (f"mira(predictor={files['linear']})", f"mira(miss=cpu, predictor={files['linear']})", f"replication(predictor={files['recurrent']})"):
-        assert kit.check_policy(lambda spec=spec: room.get(spec), traces=120).traces == 120
+        assert kit.check_policy(lambda spec=spec: room.get(spec), traces=120, topk=TOPK).traces == 120
 
 
 def started(spec):
