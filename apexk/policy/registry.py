@@ -88,7 +88,7 @@ def _class(name: str) -> type[Policy]:
         raise ValueError(f"policy {name!r} does not say {', '.join(lacking)}")
     if type(found.look_ahead) is not int or found.look_ahead < 1:
         raise ValueError(f"policy {name!r}: look_ahead is {found.look_ahead!r}; wanted a number of layers, at least 1")
-    if not found.pool_scopes or set(found.pool_scopes) - set(SCOPES):
+    if not isinstance(found.pool_scopes, (tuple, list)) or not found.pool_scopes or any(scope not in SCOPES for scope in found.pool_scopes):
         raise ValueError(f"policy {name!r}: pool_scopes is {found.pool_scopes!r}; wanted some of {SCOPES}")
     chooses = (found.victims, found.victims_for) != (Policy.victims, Policy.victims_for) and found.victims_anywhere is Policy.victims_anywhere
     if "global" in found.pool_scopes and (found.posts or chooses):

@@ -1,6 +1,7 @@
 """Policies' own arguments, which come from text: whatever JSON value or word is given, a policy is made or a ValueError says why not."""
 
 import inspect
+import sys
 
 import pytest
 
@@ -31,3 +32,16 @@ def test_any_value_is_taken_or_refused(name, key):
         assert found is None or value not in ("[]", "{}", "NaN", "-Infinity", "word"), f"{key}={value} was taken"
         if isinstance(default, bool):
             assert (found is not None) == (value == "true")
+
+
+class Scopes(room.Policy):
+    name = source = "scopes"
+    speculates = fetches = waits_in_flight = False
+
+
+@pytest.mark.parametrize("scopes", ["global", (), None, 3, [["global"]], ("layer", "model")], ids=str)
+def test_pool_scopes_that_are_none(monkeypatch, scopes):
+    monkeypatch.setattr(Scopes, "pool_scopes", scopes)
+    monkeypatch.setitem(sys.modules, "scopes_of_a_test", sys.modules[__name__])
+    with pytest.raises(ValueError, match="wanted some of"):
+        room.get("scopes_of_a_test:Scopes")
