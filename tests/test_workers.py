@@ -14,7 +14,7 @@ import pytest
 from apexk.workers import spread
 
 WAITS = """
-import os, sys, time
+import os, signal, sys, time
 from apexk.workers import spread
 
 def work(item):
@@ -22,6 +22,7 @@ def work(item):
     time.sleep(60)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the suite runs in a shell's background
     try:
         list(spread(work, [1, 2, 3], 2, fresh={fresh}))
     except KeyboardInterrupt:
