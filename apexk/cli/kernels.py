@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     rest = [word for word in args.rest if word != f"--{asked[0]}"]
     if asked == ["bench"]:
         named = any(word.startswith("cpu_ffn") for word in rest)
-        rest = [*rest, "--device", "cuda"] if args.part == "triton" else rest if named else ["cpu_ffn/*", *rest]
+        rest = [*rest, "--device", "cuda"] if args.part == "triton" else rest if named else ["cpu_ffn/*/bf16/qwen3-64/*", *rest]
     return importlib.import_module(modes[asked[0]][0]).main(rest)

@@ -1,7 +1,8 @@
 """The FFN of missed experts on the CPU: each instruction set that the machine runs, with one thread and with all, beside
-torch: a loop of bf16 products over the chosen experts, `grouped_mm`, and float32 products of weights widened beforehand.
+torch: a loop over the chosen experts, `grouped_mm`, and float32 products of weights widened beforehand.
 
-Each shape with uniform routing and with one by Zipf's law. The roofs are those of as many threads as the case has.
+Each shape in each dtype, with uniform routing and with one by Zipf's law. The roofs are those of as many threads as the
+case has. Without a pattern `apexk kernels cpu --bench` takes the Qwen3 layer in BF16.
 """
 
 import functools
@@ -17,6 +18,8 @@ from apexk.kernels.triton.shapes import MoeShape
 
 from .inputs import LayerInputs, ffn_work, layer_inputs
 from .registry import Call, Case, relative_error
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Layers small enough for any host: some experts of a Qwen3, a GLM-4.5-Air and a Mixtral layer, and odd sizes.
 LAYERS = {
@@ -37,24 +40,24 @@ def cases():
     except ImportError:  # not built: nothing to measure here
         return
     counts = sorted({1, load().apexk_default_threads()})
-    for layer, routing, tokens, threads in itertools.product(LAYERS, ROUTING, TOKENS, counts):
+    for dtype, layer, routing, tokens, threads in itertools.product(DTYPES, LAYERS, ROUTING, TOKENS, counts):
         shape = {"layer": layer, "routing": routing, "tokens": tokens, "threads": threads}
         for isa in isas:
-            yield _case(shape, f"cpu-{isa}", functools.partial(_native, isa=isa, threads=threads), isa)
+            yield _case(dtype, shape, f"cpu-{isa}", functools.partial(_native, isa=isa, threads=threads), isa)
         for provider, run in {"torch-loop": _loop, "torch-grouped-mm": _grouped, "torch-fp32": _widened}.items():
-            yield _case(shape, provider, functools.partial(_torch, run, threads=threads))
+            yield _case(dtype, shape, provider, functools.partial(_torch, run, threads=threads))
 
 
-def _case(shape, provider, build, isa=None):
+def _case(dtype, shape, provider, build, isa=None):
     layer, tokens = shape["layer"], shape["tokens"]
 
     def make(device):
-        inputs = layer_inputs(LAYERS[layer], tokens, torch.bfloat16, device, ROUTING[shape["routing"]])
+        inputs = layer_inputs(LAYERS[layer], tokens, dtype, device, ROUTING[shape["routing"]])
         out = torch.full((tokens * LAYERS[layer].topk, LAYERS[layer].hidden), torch.nan)
         run = build(LAYERS[layer], inputs, out)
-        return Call(run, lambda: _error(LAYERS[layer], inputs, out), *ffn_work(LAYERS[layer], inputs, torch.bfloat16))
+        return Call(run, lambda: _error(LAYERS[layer], inputs, out), *ffn_work(LAYERS[layer], inputs, dtype))
 
-    return Case("cpu_ffn", provider, "cpu", torch.bfloat16, shape, make, product=True, isa=isa)
+    return Case("cpu_ffn", provider, "cpu", dtype, shape, make, product=True, isa=isa)
 
 
 def _blocks(inputs: LayerInputs) -> torch.Tensor:

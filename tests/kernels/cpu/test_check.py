@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
 
-from apexk.kernels.bench import busy_cpu, cases_cpu_ffn, check_cpu
+from apexk.cli import main
+from apexk.kernels.bench import busy_cpu, cases_cpu_ffn, check_cpu, run
+from apexk.kernels.bench.against import competitors
+from apexk.kernels.bench.registry import select
 from apexk.kernels.cpu import library
 from apexk.kernels.triton.shapes import MoeShape
 
@@ -21,13 +25,35 @@ def test_check_reports_a_fault(capsys, monkeypatch):
     assert "FAILED" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("dtype", cases_cpu_ffn.DTYPES, ids=str)
 @pytest.mark.parametrize("provider", ["cpu-", "torch-loop", "torch-grouped", "torch-fp32"])
-def test_benchmark_case_is_right(monkeypatch, provider):
+def test_benchmark_case_is_right(monkeypatch, provider, dtype):
     monkeypatch.setattr(cases_cpu_ffn, "LAYERS", {"small": MoeShape(6, 2, 64, 32, 1)})
-    case = next(c for c in cases_cpu_ffn.cases() if c.provider.startswith(provider) and c.shape["tokens"] == 16)
+    case = next(c for c in cases_cpu_ffn.cases() if c.provider.startswith(provider) and c.dtype == dtype and c.shape["tokens"] == 16)
     call = case.make("cpu")
+    assert call.bytes > 6 * 3 * 64 * 32 * dtype.itemsize, "all experts are read, in this dtype"
     call.run()
     assert call.error() <= case.allowed_error
+
+
+@pytest.mark.parametrize("layer", cases_cpu_ffn.LAYERS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_every_layer_has_every_dtype_and_routing_beside_every_peer(layer, dtype):
+    found = select(cases_cpu_ffn.cases(), [f"cpu_ffn/*/{dtype}/{layer}/*"])
+    peers = {"torch-loop", "torch-grouped-mm", "torch-fp32"}
+    assert {c.shape["tokens"] for c in found} == {1, 2, 4, 8, 16, 64, 256, 1024, 4096}
+    for group in competitors(found):
+        assert peers < {c.provider for c in group}
+    assert {c.shape["routing"] for c in found} == {"uniform", "zipf"} and 1 in {c.shape["threads"] for c in found}
+
+
+def test_the_usual_cases_are_qwen3_in_bf16(monkeypatch):
+    asked = []
+    monkeypatch.setattr(run, "main", lambda rest: asked.append(rest) or 0)
+    assert main(["kernels", "cpu", "--bench", "--tokens", "1"]) == 0 and asked[0][1:] == ["--tokens", "1"]
+    found = select(cases_cpu_ffn.cases(), asked[0][:1])
+    assert {(c.dtype, c.shape["layer"]) for c in found} == {(torch.bfloat16, "qwen3-64")}
+    assert {c.shape["routing"] for c in found} == {"uniform", "zipf"}
 
 
 def test_busy_machine_is_measured(monkeypatch, tmp_path, capsys):
