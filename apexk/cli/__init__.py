@@ -65,6 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         if (error.name or "apexk").startswith("apexk"):
             raise
         return _ended(asked, f"needs {error.name}, which is not installed: pip install {error.name}", LACKING)
+    except ImportError as error:
+        if error.name:  # the interpreter's own; those of libraries that are not built are worded for a person
+            raise
+        return _ended(asked, error, LACKING)
     except RuntimeError as error:
         if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
             raise

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from apexk.cli import DONE
 from apexk.cli.flags import whole
+from apexk.cli.progress import bar
 from apexk.outputs import out_file, write_json
 
 
@@ -14,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeline", type=Path, help="a timeline.jsonl of a run")
     parser.add_argument("--trace", help="or a .trace.npz, which is simulated up to the step")
     parser.add_argument("--preset", default="mmlu-like", help="or a generated trace (default: mmlu-like)")
-    parser.add_argument("--batch", type=whole(), default=16)
-    parser.add_argument("--seed", type=whole(0), default=0)
-    parser.add_argument("--policy", default="apex")
-    parser.add_argument("--pool", type=whole(0), default=64)
+    parser.add_argument("--batch", type=whole(), default=16, help="tokens a step of the generated trace (default: 16)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of the generated trace (default: 0)")
+    parser.add_argument("--policy", default="apex", help="of the simulation, see apexk policies (default: apex)")
+    parser.add_argument("--pool", type=whole(0), default=64, help="slots a layer of the simulation (default: 64)")
     parser.add_argument("--hardware", help="name or path of a hardware file (default: the timeline's, else a6000-paper)")
-    parser.add_argument("--step", type=whole(0), required=True)
-    parser.add_argument("--layer", type=whole(0), required=True)
-    parser.add_argument("--json", type=out_file, metavar="OUT")
+    parser.add_argument("--step", type=whole(0), required=True, help="which step, from 0")
+    parser.add_argument("--layer", type=whole(0), required=True, help="which MoE layer of it, from 0")
+    parser.add_argument("--json", type=out_file, metavar="OUT", help="also write it here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,6 +54,7 @@ def _simulated(args: argparse.Namespace, machine) -> list[dict]:
 
     spec = TraceSpec(path=args.trace, steps=0) if args.trace else TraceSpec(args.preset, batch=args.batch, seed=args.seed, steps=args.step + 1)
     given = demand(spec)
-    timeline = Timeline(None, keep=True)
-    simulate(replace(given, steps=given.steps[: args.step + 1]), machine, args.policy, args.pool, warmup=0, timeline=timeline)
+    timeline, said = Timeline(None, keep=True), bar("explain")
+    simulate(replace(given, steps=given.steps[: args.step + 1]), machine, args.policy, args.pool, warmup=0, timeline=timeline,
+             watch=lambda _, step, layer: said(step + 1, args.step + 1) if layer + 1 == given.layers else None)
     return timeline.rows

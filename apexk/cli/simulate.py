@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from apexk.cli import DONE
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--preset", type=words, default="mmlu-like", help="comma-separated generator presets, if there is no --trace (default: mmlu-like)")
     what.add_argument("--model", default="qwen3_5", help="model of the generated trace: qwen3_5, qwen3_next, glm_4_5_air")
     what.add_argument("--batch", type=wholes(), default="16", help="comma-separated tokens a step (default: 16)")
-    what.add_argument("--phase", default="decode", choices=("prefill", "decode"))
+    what.add_argument("--phase", default="decode", choices=("prefill", "decode"), help="of a generated trace (default: decode)")
     what.add_argument("--steps", type=whole(), default=50, help="steps, warm-up included (default: 50)")
     what.add_argument("--seeds", type=wholes(0), default="0", help="comma-separated (default: 0)")
     how = parser.add_argument_group("how it is run")
@@ -42,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from apexk.policy import names
     from apexk.sim import references
     from apexk.sim.cells import Cell, TraceSpec, run_table
 
-    policies = [name for given in split_policies(args.policy) for name in (names() if given == "all" else [given])]
+    config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
+    if unknown := [key for key, _ in config if key not in DEFAULTS]:
+        raise ValueError(f"--set: a simulation has no setting {unknown[0]!r}; there are {', '.join(DEFAULTS)}")
+    policies = [name for given in split_policies(args.policy) for name in (every_policy(dict(config)) if given == "all" else [given])]
     policies += [] if args.no_references else [name for name in references.NAMES if name not in policies]
     if args.trace:
         check_traces(args.trace, args.popularity)
@@ -54,9 +57,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         specs = [TraceSpec(preset, args.model, batch, args.steps, args.phase)
                  for preset, batch in itertools.product(args.preset, args.batch)]
-    config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
-    if unknown := [key for key, _ in config if key not in DEFAULTS]:
-        raise ValueError(f"--set: a simulation has no setting {unknown[0]!r}; there are {', '.join(DEFAULTS)}")
     changes = tuple(map(constant, args.change))
     cells = [
         Cell(spec, machine, policy, pool, args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
@@ -71,6 +71,18 @@ def run(args: argparse.Namespace) -> int:
 
         write_text(args.page, page(rows, command(args)))
     return DONE
+
+
+def every_policy(config: dict) -> list[str]:
+    """All names but those that cannot do with the settings' pool scope, which stderr tells."""
+    from apexk.policy.base import SCOPES
+    from apexk.policy.registry import POLICIES
+
+    scope = config.get("pool_scope")
+    left_out = [name for name in POLICIES if scope in SCOPES and scope not in POLICIES[name].pool_scopes]
+    if left_out:
+        print(f"apexk simulate: --policy all leaves out those that cannot do with pool_scope {scope!r}: {', '.join(left_out)}", file=sys.stderr)
+    return [name for name in POLICIES if name not in left_out]
 
 
 def command(args: argparse.Namespace) -> str:
@@ -112,8 +124,6 @@ def show(rows) -> str:
 
 def check_traces(paths: list[str], popularity: str | None) -> None:
     """Refuses mixed models; says so on stderr where a trace's requests are also in the popularity file."""
-    import sys
-
     from apexk.sim import popularity as pop
     from apexk.sim import trace
 

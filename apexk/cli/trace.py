@@ -16,34 +16,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     new = actions.add_parser("generate", help="a synthetic trace from a preset")
     new.add_argument("out", type=out_file, help="a .trace.npz")
-    new.add_argument("--preset", default="mmlu-like")
-    new.add_argument("--model", default="qwen3_5")
-    new.add_argument("--batch", type=whole(), default=16)
-    new.add_argument("--steps", type=whole(), default=60)
-    new.add_argument("--seed", type=whole(0), default=0)
-    new.add_argument("--phase", default="decode", choices=("prefill", "decode"))
+    new.add_argument("--preset", default="mmlu-like", help="mmlu-like (default), sticky or diverse-tokens")
+    new.add_argument("--model", default="qwen3_5", help="whose layers, experts and top-k: qwen3_5 (default), qwen3_next, glm_4_5_air")
+    new.add_argument("--batch", type=whole(), default=16, help="tokens a step (default: 16)")
+    new.add_argument("--steps", type=whole(), default=60, help="default: 60")
+    new.add_argument("--seed", type=whole(0), default=0, help="default: 0")
+    new.add_argument("--phase", default="decode", choices=("prefill", "decode"), help="what the steps count as (default: decode)")
     new.set_defaults(act=_generate)
 
     seen = actions.add_parser("stats", help="set sizes, skew, reuse and prediction recall, by layer")
     seen.add_argument("trace", help="a .trace.npz, or sample:NAME")
     seen.add_argument("--layers", action="store_true", help="a line per layer")
-    seen.add_argument("--json", type=out_file, metavar="OUT")
-    seen.add_argument("--plot", type=out_file, metavar="PNG")
+    seen.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
+    seen.add_argument("--plot", type=out_file, metavar="PNG", help="draw them here")
     seen.set_defaults(act=_stats)
 
     popular = actions.add_parser("popularity", help="count a calibration trace for the first residents of every policy")
-    popular.add_argument("trace", type=Path)
+    popular.add_argument("trace", type=Path, help="a .trace.npz of the calibration split")
     popular.add_argument("out", type=out_file, help="a .json")
     popular.add_argument("--split", required=True, help="name of the split that the trace is of, e.g. train")
     popular.add_argument("--against", type=Path, metavar="TRACE", help="report the overlap with the trace that will be evaluated")
     popular.set_defaults(act=_popularity)
 
     taken = actions.add_parser("import", help="npz per request (vLLM, SGLang), JSON lines, or Parquet (FLAME-MoE layout)")
-    taken.add_argument("files", type=Path, nargs="+")
+    taken.add_argument("files", type=Path, nargs="+", help="a .jsonl, a .parquet, or an .npz for each request")
     taken.add_argument("--out", type=out_file, required=True, help="a .trace.npz")
     taken.add_argument("--model", required=True, help="name of the model")
     taken.add_argument("--experts", type=whole(), required=True, help="routed experts a layer")
-    taken.add_argument("--dataset", default="")
+    taken.add_argument("--dataset", default="", help="name of the text that was routed")
     taken.add_argument("--licence", default="", help="licence of the source")
     taken.set_defaults(act=_import)
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heard.add_argument("out", type=out_file, help="a .trace.npz")
     heard.add_argument("--model", type=Path, help="folder of a transformers checkpoint (default: the small model that ships)")
     heard.add_argument("--prompts", type=Path, metavar="TXT", help="one prompt a line (default: drawn from the model's held-out text)")
-    heard.add_argument("--batch", type=whole(), default=8)
+    heard.add_argument("--batch", type=whole(), default=8, help="prompts (default: 8)")
     heard.add_argument("--tokens", type=whole(), default=32, help="new tokens a prompt (default: 32)")
     heard.add_argument("--seed", type=whole(0), default=0, help="draws the prompts (default: 0)")
     heard.add_argument("--policy", default="apex", help="runs the model; predictions reach as far as it looks ahead: mira's two layers (default: apex, one)")
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heard.set_defaults(act=_record)
 
     given = actions.add_parser("export", help="to Parquet, one row per token and layer (needs pyarrow)")
-    given.add_argument("trace", type=Path)
-    given.add_argument("out", type=out_file)
+    given.add_argument("trace", type=Path, help="a .trace.npz")
+    given.add_argument("out", type=out_file, help="a .parquet")
     given.set_defaults(act=_export)
 
 
@@ -133,6 +133,8 @@ def _record(args: argparse.Namespace) -> int:
     import apexk
 
     config = apexk.ApexConfig(policy=args.policy)  # a bad one is refused before torch is loaded
+    if args.model and not args.prompts:
+        raise ValueError(f"--model is {args.model}, whose text nobody knows: --prompts is missing, a file with one prompt a line")
     import torch
 
     from apexk.demo import model as demo
@@ -143,8 +145,6 @@ def _record(args: argparse.Namespace) -> int:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         model, tokenizer = AutoModelForCausalLM.from_pretrained(args.model).eval(), AutoTokenizer.from_pretrained(args.model, padding_side="left")
-        if not args.prompts:
-            raise ValueError("--model needs --prompts")
     else:
         model, tokenizer = demo.load(torch.float32)
     texts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)

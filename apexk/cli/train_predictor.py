@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--held-out-share", type=positive, default=SHARE, help=f"of each trace's steps, without --held-out (default: {SHARE})")
     parser.add_argument("--rank", type=whole(), default=64, help="of the linear kind's bottleneck (default: 64)")
     parser.add_argument("--rounds", type=whole(), default=600, help="training steps at most; it ends earlier once validation does not improve (default: 600)")
-    parser.add_argument("--seed", type=whole(0), default=0)
+    parser.add_argument("--seed", type=whole(0), default=0, help="of the first weights and the order of steps (default: 0)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
 
 

@@ -104,7 +104,7 @@ def run_once(system: System, place: Place) -> dict[str, float | None]:
         values |= {
             "decode_tokens_per_s": 1e3 * decode.tokens / decode.step_ms, "decode_gb": decode.bytes / steps / GB, "hit_rate": decode.hits / decode.active,
             "cpu_share": decode.cpu_pairs / (decode.tokens * wanted.topk * wanted.layers),
-            "gpu_busy": lanes.gpu / ns, "gpu_idle": 1 - (lanes.gpu + lanes.unattributed) / ns, "link_busy": lanes.link / ns, "cpu_busy": lanes.cpu / ns,
+            "gpu_busy": lanes.gpu / ns, "gpu_idle": max(0.0, 1 - (lanes.gpu + lanes.unattributed) / ns), "link_busy": lanes.link / ns, "cpu_busy": lanes.cpu / ns,
             "for_weights": lanes.for_weights / ns, "for_cpu": lanes.for_cpu / ns, "stall_ms": (lanes.for_weights + lanes.for_cpu) / NS / steps,
         }  # fmt: skip
     return values

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from apexk.device.base import SpeculativeCopy
 from apexk.policy.base import Policy
+from apexk.policy.check import PlanError
 from apexk.policy.evict import exact_candidates, prefetch_candidates
 from apexk.policy.types import Prediction
 from apexk.store.slots import Slots
@@ -36,7 +37,9 @@ class OwnPlaces:
         missing = len(experts) - len(free)
         if missing > 0:
             candidates = exact_candidates(slots.resident(), active, slots.loading())
-            free += [slots.evict(e) for e in self._policy.victims(layer, candidates, missing, step)]
+            victims = self._policy.victims(layer, candidates, missing, step)
+            require_victims(self._policy, victims, [e for e in victims if e in candidates], missing, missing)
+            free += [slots.evict(e) for e in victims]
         return free[: len(experts)]
 
     def ahead(self, layer: int, active: Collection[int], predictions: Iterable[Prediction], step: int) -> list[SpeculativeCopy]:
@@ -50,12 +53,17 @@ class OwnPlaces:
         candidates = self._candidates(layer, prediction)
         incoming = queue[len(free) :][: len(candidates)]
         victims = self._policy.victims_for(layer, incoming, candidates, step) if incoming else ()
+        require_victims(self._policy, victims, [e for e in victims if e in candidates], 0, len(incoming))
         places = free + [slots.slot_of(e) for e in victims]
         return [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
 
     def _wanted(self, layer: int, prediction: Prediction) -> tuple[int, ...]:
         slots = self._slots[layer]
-        return self._policy.on_predict(layer, prediction, slots.resident() | slots.loading())
+        there = slots.resident() | slots.loading()
+        wanted = self._policy.on_predict(layer, prediction, there)
+        if not there.isdisjoint(wanted) or len(set(wanted)) != len(wanted):
+            raise PlanError(f"policy {self._policy.name!r} prefetches {tuple(wanted)} for layer {layer}; wanted different experts, none of those that are there: {sorted(there)}")
+        return wanted
 
     def _candidates(self, layer: int, prediction: Prediction) -> set[int]:
         slots = self._slots[layer]
@@ -80,8 +88,7 @@ class SharedPlaces(OwnPlaces):
         free = self._slots[0].free()
         missing = len(experts) - len(free)
         if missing > 0:
-            victims = self._policy.victims_anywhere(layer, self._evictable(layer, active), missing, step)
-            free += [self._slots[at].evict(e) for at, e in victims]
+            free += [self._slots[at].evict(e) for at, e in self._anywhere(layer, self._evictable(layer, active), missing, step, missing)]
         self._unread.difference_update(free[: len(experts)])
         return free[: len(experts)]
 
@@ -94,8 +101,14 @@ class SharedPlaces(OwnPlaces):
             candidates = self._evictable(layer, active)
             for at, prediction in predictions.items():
                 candidates[at] = self._candidates(at, prediction)
-            places += [self._slots[at].slot_of(e) for at, e in self._policy.victims_anywhere(layer, candidates, missing, step)]
+            places += [self._slots[at].slot_of(e) for at, e in self._anywhere(layer, candidates, missing, step, 0)]
         return [SpeculativeCopy(at, expert, slot) for (at, expert), slot in zip(wanted, places, strict=False)]
+
+    def _anywhere(self, layer: int, candidates: dict[int, Collection[int]], count: int, step: int, least: int) -> Sequence[tuple[int, int]]:
+        victims = self._policy.victims_anywhere(layer, candidates, count, step)
+        known = [one for one in victims if isinstance(one, tuple) and len(one) == 2 and one[1] in candidates.get(one[0], ())]
+        require_victims(self._policy, victims, known, least, count)
+        return victims
 
     def _evictable(self, layer: int, active: Collection[int]) -> dict[int, Collection[int]]:
         """By layer: residents that are neither `active` in this one nor copied for a layer that is still to come; the latter too
@@ -108,3 +121,10 @@ class SharedPlaces(OwnPlaces):
         if ahead and not self._slots[0].free_count and not any(found.values()):  # waves would never end
             found = {at: slots.resident() if at != layer else found[layer] for at, slots in enumerate(self._slots)}
         return found
+
+
+def require_victims(policy: Policy, victims: Sequence, known: Sequence, least: int, most: int) -> None:
+    """Raises `PlanError` unless `victims` are from `least` to `most` different ones, all of them among those that were offered (`known`)."""
+    if not least <= len(victims) <= most or len(known) != len(victims) or len(set(known)) != len(known):
+        wanted = f"{most}" if least == most else f"up to {most}"
+        raise PlanError(f"policy {policy.name!r} named {tuple(victims)} as victims; wanted {wanted} different ones of those that it was offered")

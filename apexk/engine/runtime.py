@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from apexk.device.base import At, CopyFailed, Device, Event, Rows, Running, SpeculativeCopy
 from apexk.engine.observe import Observer
-from apexk.engine.places import OwnPlaces, SharedPlaces
+from apexk.engine.places import OwnPlaces, SharedPlaces, require_victims
 from apexk.engine.totals import Totals
 from apexk.policy.base import Policy
+from apexk.policy.check import PlanError
 from apexk.policy.types import InFlight, ModelShape, Prediction
 from apexk.store.slots import slots_of
 from apexk.timeline.writer import Timeline
@@ -127,6 +128,7 @@ class Engine:
             free = slots.free()
             incoming = queue[len(free) :][: len(resident)]
             victims = self.policy.victims_for(layer, incoming, set(resident), at.step + 1) if incoming else ()
+            require_victims(self.policy, victims, [e for e in victims if e in resident], 0, len(incoming))
             places = free + [slots.slot_of(e) for e in victims]
             copies += [SpeculativeCopy(layer, expert, slot) for expert, slot in zip(queue, places, strict=False)]
         if copies and self.policy.waits_for_posts:
@@ -193,6 +195,9 @@ class Engine:
         self.places = (SharedPlaces if self.shared else OwnPlaces)(self.slots, self.policy, self.settings.prefetch_protects, self._ahead)
         for layer, slots in enumerate(self.slots):
             first = self.policy.initial(layer)
+            if len(first) > slots.free_count or len(set(first)) != len(first) or not all(0 <= e < self.shape.experts for e in first):
+                raise PlanError(f"policy {self.policy.name!r} starts layer {layer} with {len(first)} residents, {first}; wanted different ones of "
+                                f"{self.shape.experts} experts, for {slots.free_count} free slots")
             for slot, expert in zip(slots.free()[: len(first)], first, strict=True):
                 self.device.load_initial(layer, expert, slot)
                 slots.begin(expert, slot, None)

@@ -1,5 +1,6 @@
 """The command line as a person uses it: what it prints, what it writes, how it ends."""
 
+import argparse
 import io
 import json
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from apexk import cli
+from apexk.kernels.cpu import library
+from apexk.policy.registry import POLICIES
 from apexk.timeline import read
 
 ROW = {"tpot_ms", "tokens_per_s", "cpu_path_ms", "gpu_path_ms", "exact", "speculative", "hit_rate", "wasted"}
@@ -105,6 +108,35 @@ def test_help_of_every_verb(capsys):
     for verb in cli.VERBS:
         assert run(verb, "--help") == 0
     assert "pool" in capsys.readouterr().out
+
+
+def test_every_flag_says_what_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(argparse.ArgumentParser, "format_help", lambda self: "\n".join(a.dest for a in self._actions if not a.help and a.dest != "action"))
+    for verb in cli.VERBS:
+        assert run(verb, "--help") == 0
+        assert not capsys.readouterr().out.strip(), verb
+    for action in ("generate", "stats", "popularity", "import", "record", "export"):
+        assert run("trace", action, "--help") == 0
+        assert not capsys.readouterr().out.strip(), action
+
+
+def test_an_unbuilt_checkout_says_so(monkeypatch, capsys):
+    """A library's own words; the interpreter's about a name that is missing stay a traceback."""
+    monkeypatch.setattr(cli, "module", lambda verb: library.load(Path("nowhere.so")))
+    assert run("policies") == cli.LACKING
+    assert "are not built" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "module", lambda verb: exec("from apexk.policy import nothing"))
+    with pytest.raises(ImportError, match="nothing"):
+        run("policies")
+
+
+def test_all_policies_are_those_that_the_settings_suit(capsys):
+    words = ("simulate", "--policy", "all", "--steps", "2", "--warmup", "1", "--no-references", "--jobs", "1", "--batch", "1", "--pool", "8")
+    assert run(*words, "--set", "pool_scope=global") == 0
+    told = capsys.readouterr()
+    assert "leaves out" in told.err and "post_fetch" in told.err
+    shown = {line.split()[0] for line in told.out.splitlines() if "mmlu-like" in line}
+    assert shown == {name for name, made in POLICIES.items() if "global" in made.pool_scopes}
 
 
 def test_policies_lists_them_all(capsys):
