@@ -42,7 +42,8 @@ class Rows:
     tokens whose `loads` the routing event fills; parts share two `pairs` buffers in turn, so the memory of a layer is bounded
     whatever the number of tokens. Where experts come in waves, each wave runs all parts through a third buffer (`in_waves`), and
     the rows are added to sums fp32 `[T, H]`. A deferred share of the CPU's has rows of its own (`deferred`), which the merge of the next
-    layer adds as its `late`; the layer's own merge then leaves their experts out (`withheld`).
+    layer adds as its `late`; the layer's own merge then leaves their experts out (`withheld`). Where experts are split between GPU and
+CPU, each side runs a share, whose `loads` and ids know of no other side's pairs (`divide`); both fill the same `pairs`.
     """
 
     tokens: int
@@ -59,6 +60,9 @@ class Rows:
     places: Mapping[int, int] | None = None  # without tensors, by active expert: its best place in any token's order of weights, 0 the heaviest
     withheld: bool = False
     late: tuple[Rows, tuple[int, ...]] | None = None  # of the layer before: (rows, experts)
+    shares: tuple[Rows, Rows] | None = None  # the GPU's and the CPU's, where experts are split between them
+    sides: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by split expert: whose rows these are, "gpu", "cpu" or both
+    host_ids: tuple[torch.Tensor, torch.Tensor] | None = None  # of a share on a device with memory of its own: its ids on the host, and their view
     parts: list[Rows] = field(default_factory=list)  # empty where the input is run whole
 
     def split(self, tokens: int) -> list[Rows]:
@@ -81,6 +85,18 @@ class Rows:
         """These tokens again, for what is computed one layer late: with an input of its own, since the next layer writes over this one's."""
         return replace(self, buffer=buffer, pairs=None, late=None, x=None if self.x is None else self.x.clone())
 
+    def divide(self, split: Mapping[int, int], gpu_ids: torch.Tensor | None = None, cpu_ids: torch.Tensor | None = None) -> None:
+        """Makes the `shares`: of each expert in `split` the GPU has the first so many pairs (0 to all, of a part), the CPU the others. With tensors
+        the shares' ids are those of `divided_ids`."""
+        left = {e: self.loads[e] - n for e, n in split.items()}
+
+        def share(side: str, ids: torch.Tensor | None, pairs: Mapping[int, int]) -> Rows:
+            loads = self.loads | pairs
+            return replace(self, topk_ids=ids, loads={e: n for e, n in loads.items() if n}, sides={e: (side,) for e in pairs})
+
+        self.shares = share("gpu", gpu_ids, split), share("cpu", cpu_ids, left)
+        self.sides = {e: ("gpu", "cpu") for e in split}
+
     def best_places(self) -> Mapping[int, int]:
         """By active expert: its best place in any token's order of weights, 0 the heaviest; among equal weights the first counts as heavier."""
         if self.x is None:
@@ -96,6 +112,23 @@ class Rows:
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The tokens of this part in a tensor of the whole input's `[T, H]`."""
         return None if tensor is None else tensor[self.start : self.start + self.tokens]
+
+
+def divided_ids(ids: torch.Tensor, split: Mapping[int, int], nobody: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(GPU's, CPU's) ids: `ids [T, topk]` with `nobody` in place of the pairs that the other side computes. Of an expert in `split` the GPU computes
+    the first so many; pairs of other experts stay in both. Waits for no device."""
+    gpu, cpu = ids.clone(), ids.clone()
+    for expert, count in split.items():
+        mine = ids == expert
+        first = mine & (mine.flatten().cumsum(0).view_as(ids) <= count)
+        cpu.masked_fill_(first, nobody)
+        gpu.masked_fill_(mine & ~first, nobody)
+    return gpu, cpu
+
+
+def with_nobody(blocks: torch.Tensor) -> torch.Tensor:
+    """Block addresses `[E]` -> `[E + 1]`: pairs of the id E, which is no expert's, are nobody's to the CPU kernels."""
+    return torch.cat((blocks, blocks.new_zeros(1)))
 
 
 def active_loads(loads: torch.Tensor) -> dict[int, int]:
@@ -194,6 +227,9 @@ class Device(Protocol):
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""
+
+    def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
+        """Before anything of `rows` runs: `Rows.divide`, with the ids of both shares."""
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         """Starts the following layers' own routing functions, nearest first, on this layer's MoE input, on the side stream."""

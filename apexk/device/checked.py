@@ -83,7 +83,7 @@ class CheckedDevice:
         self._host_learns(clock)
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Checked] = ()) -> Checked:
-        clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts, rows.buffer), after)
+        clock = self._run("cpu", f"CPU experts of layer {at.layer}", accesses.host_ffn(experts, rows.buffer, rows.sides), after)
         return Checked(self.inner.run_host(at, rows, experts, loads, _inner(after)), clock)
 
     def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Checked] = ()) -> list[Checked | CopyFailed]:
@@ -93,7 +93,7 @@ class CheckedDevice:
         return [event if isinstance(event, CopyFailed) else Checked(event, clock) for event, clock in zip(found, clocks, strict=True)]
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Checked]) -> Checked:
-        clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(slots, rows.buffer), after)
+        clock = self._run("gpu", f"{kind} of layer {at.layer}", accesses.slot_ffn(slots, rows.buffer, rows.sides), after)
         return Checked(self.inner.run_slots(at, rows, slots, loads, kind, _inner(after)), clock)
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:

@@ -112,6 +112,9 @@ class CpuDevice:
     def run_slots(self, at: At, rows: Rows, slots, loads, kind, after):
         raise RuntimeError("a CPU device has no slots")
 
+    def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
+        raise RuntimeError("a CPU device has no slots, so no expert is split")
+
     def accumulate(self, at: At, rows: Rows, experts):
         raise RuntimeError("a CPU device has no slots")
 

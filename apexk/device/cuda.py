@@ -33,8 +33,9 @@ from apexk.device.base import (
     Stopped,
     Ticket,
     active_loads,
+    with_nobody,
 )
-from apexk.device.cuda_buffers import StepBuffers, Tables
+from apexk.device.cuda_buffers import Shares, StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.cuda_copies import Copies, last_of_all, wait
 from apexk.device.gpu_kernels import GpuKernels
@@ -50,15 +51,17 @@ from apexk.timeline.writer import Timeline
 log = logging.getLogger("apexk.device")
 
 MS = 1e6  # ns a millisecond
+Job = tuple[int, tuple[int, ...], torch.Tensor]
 DEPTH = 256  # CPU jobs of a layer: one a part of a long input, all asked for before the first is done
 
 
 @dataclass(eq=False)
 class HostWork(Operation):
-    """CPU experts of one part. `jobs` are the (ticket, experts) of the part that no stream has waited for, its own last."""
+    """CPU experts of one part. `jobs` are the (ticket, experts, ids as the device sees them) of the part that no stream has waited for, its own
+    last."""
 
     hand_off: HandOff | None = None
-    jobs: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    jobs: tuple[Job, ...] = ()
 
     def read(self, clock: DeviceClock) -> tuple[int, int] | None:
         found = self.hand_off.finished(self.jobs[-1][0])
@@ -83,7 +86,7 @@ class CudaDevice:
         self.runtime, self.timeline, self.store, self.kernels = runtime, timeline, store, kernels
         block, self._transfer = store.block, transfer
         self._rule = {"intermediate": block.intermediate, "activation": activation, "biases": block.biases, "weight_on_input": weight_on_input}
-        self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
+        self._host_blocks = [with_nobody(store.addresses(layer)) for layer in range(store.layers)]
         self._compute = runtime.compute_stream()
         with ExitStack() as undo:
             undo.callback(runtime.close)
@@ -102,7 +105,7 @@ class CudaDevice:
             undo.callback(channel.close)
             self.clock = DeviceClock(runtime, self._compute, self._tell)
             self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute)
-            self._tables = Tables(runtime, store.experts)
+            self._tables, self._shares = Tables(runtime, store.experts + 1), Shares(runtime, store.experts)
             self._ranks = self._ranks_host = torch.empty((0, 3, store.experts), dtype=torch.int32)  # by layer that is predicted
             self._returned = runtime.new_event()
             self._demand = torch.empty(0, dtype=torch.int32)
@@ -110,7 +113,7 @@ class CudaDevice:
             self._tokens, self._topk, self._buffers, self._sums = 0, topk, {}, torch.empty(0)
             self._reserve(tokens, topk)
             self._undo, self._open = undo.pop_all(), True
-        self._jobs: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # by buffer: what no stream waits for
+        self._jobs: dict[int, list[Job]] = {}  # by buffer: what no stream waits for
         self._arrived: Event | None = None  # this layer's dense work
         self._merged_ns = self.clock.now()  # end of the last merge that was timed
 
@@ -159,12 +162,12 @@ class CudaDevice:
         for earlier in after:
             wait(self.runtime, self._down, earlier)
         buffer.stage(rows, self._down)
-        ids = self._ids if rows.buffer is None else self._ids[rows.start : rows.start + rows.tokens]
+        ids, seen = rows.host_ids or (self._host_ids(rows), rows.topk_ids)
         ticket = self.hand_off.submit(self._down, buffer.x, self._host_blocks[at.layer], ids, buffer.weights, experts, buffer.host_rows, layer=at.layer,
                                       **self._rule)
         jobs = self._jobs.setdefault(rows.buffer or 0, [])
-        jobs.append((ticket, tuple(experts)))
-        facts = {"experts": experts, "loads": loads, "names": (accesses.host_ffn, experts, rows.buffer)}
+        jobs.append((ticket, tuple(experts), seen))
+        facts = {"experts": experts, "loads": loads, "names": (accesses.host_ffn, experts, rows.buffer, rows.sides)}
         work = HostWork(at, "host.ffn", "cpu", facts=facts, hand_off=self.hand_off, jobs=tuple(jobs))
         self.clock.add(work)
         return work
@@ -173,9 +176,12 @@ class CudaDevice:
         pairs, slot_of = self._buffer(rows).pairs, self._tables.take(slots)
         for earlier in last_of_all(after):
             wait(self.runtime, self._compute, earlier)
-        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer)}
+        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer, rows.sides)}
         return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
             rows.x, self.pool, rows.topk_ids, rows.topk_weights, slot_of, pairs))
+
+    def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
+        self._shares.divide(rows, split, self._host_ids(rows), self._whole, self._compute)
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         if len(routers) > len(self._ranks):
@@ -215,7 +221,7 @@ class CudaDevice:
         summed, parts = rows.start if rows.summed else None, {}
         if rows.summed:
             parts = {"topk_ids": rows.topk_ids, "slot_of": self._tables.take(dict.fromkeys(experts, 0)), "partial": rows.of(self._sums)}
-        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed)}
+        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed, None, rows.sides)}
         return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute,
                            lambda: self.kernels.combine(pairs, rows.topk, out, shared, **parts))
 
@@ -243,7 +249,7 @@ class CudaDevice:
     def synchronize(self) -> None:
         self.copies.abandon_owed()
         left, self._jobs = self._jobs, {}
-        for ticket, _ in [job for jobs in left.values() for job in jobs]:
+        for ticket, *_ in [job for jobs in left.values() for job in jobs]:
             self.hand_off.wait(ticket)  # of an interrupted layer
         for stream in self._streams:
             self.runtime.synchronize_stream(stream)
@@ -288,11 +294,15 @@ class CudaDevice:
 
     def _take_rows(self, rows: Rows, work: HostWork, pairs: torch.Tensor) -> None:
         """The compute stream goes on once the CPU's rows are among the pairs."""
-        for ticket, _ in work.jobs:
+        for ticket, *_ in work.jobs:
             self.hand_off.join(ticket, self._back)
         self._jobs.pop(rows.buffer or 0)
-        host, mark = self._buffer(rows).host_rows_view, self._tables.take({e: 0 for _, experts in work.jobs for e in experts})
-        self.runtime.launch(self._back, lambda: self.kernels.take_rows(host, rows.topk_ids, mark, pairs))
+        host, taken = self._buffer(rows).host_rows_view, {}
+        for _, experts, ids in work.jobs:
+            taken.setdefault(id(ids), (ids, {}))[1].update(dict.fromkeys(experts, 0))
+        for ids, experts in taken.values():  # one but for split experts
+            mark = self._tables.take(experts)
+            self.runtime.launch(self._back, lambda ids=ids, mark=mark: self.kernels.take_rows(host, ids, mark, pairs))
         self.runtime.record(self._returned, self._back)
         self.runtime.wait(self._compute, self._returned)
 
@@ -345,6 +355,9 @@ class CudaDevice:
         self._tokens, self._topk = max(self._tokens, 1 << max(tokens - 1, 0).bit_length()), topk
         self._buffers.clear()
         self.kernels.reserve(self._tokens, topk)
+
+    def _host_ids(self, rows: Rows) -> torch.Tensor:
+        return self._ids if rows.buffer is None else self._ids[rows.start : rows.start + rows.tokens]
 
     def _room_for_demand(self, parts: int, tokens: int, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where a layer's token loads `[parts, E]` and, behind them, its ids `[tokens, topk]` come to the host."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from apexk.device.base import Rows
+from apexk.device.base import Rows, divided_ids
 from apexk.device.runtime import CudaRuntime, Stream
 
 
@@ -23,7 +23,7 @@ class StepBuffers:
         self._weights = runtime.empty_pinned((tokens, topk), torch.float32)
         self._rows = runtime.empty_pinned((pairs, hidden), torch.float32)
         self._rows_view = runtime.device_view(self._rows)
-        self._staged: Rows | None = None
+        self._staged: torch.Tensor | None = None
         self._views(0)
 
     def of(self, rows: Rows) -> StepBuffers:
@@ -34,8 +34,8 @@ class StepBuffers:
 
     def stage(self, rows: Rows, stream: Stream) -> None:
         """Starts the copies of x and routing weights to the host, once a part."""
-        if self._staged is not rows:
-            self._staged = rows
+        if self._staged is not rows.x:  # which both shares of a part have
+            self._staged = rows.x
             for there, here in ((self.x, rows.x), (self.weights, rows.topk_weights)):
                 self._runtime.copy_async(there.data_ptr(), here.data_ptr(), here.nbytes, False, stream)
 
@@ -49,6 +49,33 @@ class StepBuffers:
     def release(self) -> None:
         """The part is over: its tensors need not stay for it."""
         self._staged = None
+
+
+class Shares:
+    """Ids of the two shares of a layer's parts where experts are split: made when first needed, for as many tokens as ever came.
+
+    On the host int64, pinned, where `take_rows` sees them too: there the id `nobody` stands for the other side's pairs. The kernels' own have -1 and
+    are made on their stream: every program of a routing reads all of them.
+    """
+
+    def __init__(self, runtime: CudaRuntime, nobody: int):
+        self._runtime, self._nobody = runtime, nobody
+        self._host = self._view = self._device = torch.empty(0)
+
+    def divide(self, rows: Rows, split: Mapping[int, int], ids: torch.Tensor, whole: int, stream: Stream) -> None:
+        """`ids [T, topk]` of `rows` on the host; `whole` tokens in all parts of the input. What the layer before left here has been read."""
+        if self._device.shape[:1] < (whole,) or self._device.shape[1:] != (rows.topk,):
+            shape = (1 << max(whole - 1, 0).bit_length(), rows.topk)
+            self._host = self._runtime.empty_pinned((2, *shape), torch.int64)
+            self._view, self._device = self._runtime.device_view(self._host), self._runtime.empty_device(shape, torch.int64)
+        host, view = (memory[:, rows.start : rows.start + rows.tokens] for memory in (self._host, self._view))
+        for there, found in zip(host, divided_ids(ids, split, self._nobody), strict=True):
+            there.copy_(found)
+        mine, here = rows.topk_ids, self._device[rows.start : rows.start + rows.tokens]
+        self._runtime.launch(stream, lambda: here.copy_(divided_ids(mine, split, -1)[0]))
+        rows.divide(split, here, view[1])
+        for share, there, seen in zip(rows.shares, host, view, strict=True):
+            share.host_ids = there, seen
 
 
 class Tables:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from apexk.device.base import Router, Rows, active_loads
+from apexk.device.base import Router, Rows, active_loads, divided_ids, with_nobody
 from apexk.kernels.cpu.ffn import HostFFN, Job
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
 from apexk.store.host_store import HostStore
@@ -40,7 +40,8 @@ class Halves:
         self._part_pairs: dict[int, torch.Tensor] = {}  # the buffers of `Rows.parts` and their waves, made when first needed
         self._sums = torch.empty(0)
         self._slots = self.pool.addresses()
-        self._host_blocks = [store.addresses(layer) for layer in range(store.layers)]
+        self._nobody = store.experts  # as an expert: a block that nobody asks for
+        self._host_blocks = [with_nobody(store.addresses(layer)) for layer in range(store.layers)]
 
     def begin(self, rows: Rows) -> dict[int, int]:
         """Counts the token load of every active expert, of the whole and of each part."""
@@ -61,14 +62,18 @@ class Halves:
 
     def run_slots(self, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":
-            addresses = torch.zeros(self.store.experts, dtype=torch.int64)
+            addresses = torch.zeros(self._nobody + 1, dtype=torch.int64)
             addresses[list(slots)] = self._slots[list(slots.values())]
             self._native(addresses, rows, list(slots))
             return
-        slot_of = torch.full((self.store.experts,), -1, dtype=torch.int32)
+        slot_of = torch.full((self._nobody + 1,), -1, dtype=torch.int32)
         slot_of[list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
         moe_ffn_ref(rows.x, self.pool.w13, self.pool.w2, rows.topk_ids, rows.topk_weights, slot_of, self._pairs(rows),
                     b13=self.pool.b13, b2=self.pool.b2, compute_dtype=torch.float32, **self._rule)
+
+    def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
+        self._pairs(rows)  # both shares fill these
+        rows.divide(split, *divided_ids(rows.topk_ids, split, self._nobody))
 
     def predict(self, rows: Rows, router: Router) -> tuple[dict[int, int], dict[int, float]]:
         ids, weights = router(rows.x)

@@ -103,7 +103,7 @@ class VirtualDevice:
         if self.halves and experts:
             self.halves.run_host(at.layer, rows, experts)
         return self._run("cpu", "host.ffn", at, self.hardware.cpu_ms(len(experts), pairs), after, experts=experts, tokens=pairs,
-                         names=(accesses.host_ffn, experts, rows.buffer))
+                         names=(accesses.host_ffn, experts, rows.buffer, rows.sides))
 
     def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Span] = ()) -> list[Span]:
         end, spans = max(self._now, self._free["h2d"], *[e.end for e in after]), []
@@ -121,7 +121,13 @@ class VirtualDevice:
         if self.halves:
             self.halves.run_slots(rows, slots)
         return self._run("gpu", kind, at, self.hardware.gpu_ms(len(slots), pairs, first), after, experts=slots, tokens=pairs,
-                         names=(accesses.slot_ffn, slots, rows.buffer))
+                         names=(accesses.slot_ffn, slots, rows.buffer, rows.sides))
+
+    def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
+        if self.halves:
+            self.halves.divide(rows, split)
+        else:
+            rows.divide(split)
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
         span = self._run("side", "predict", at, 0.0, tokens=rows.tokens, names=(accesses.predict,))

@@ -69,6 +69,9 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     first = parts[0]
     late = _deferred(engine, layer, rows, plan)
     cpu = tuple(e for e in plan.cpu if e not in late) if late else plan.cpu
+    if plan.split:
+        _divide(engine, parts, plan)
+        cpu += tuple(e for e, _ in plan.split)
     hosts = [_start_host(engine, events, first, cpu)]
     arrived, failed = ((), ()) if in_waves else _copy(engine, at, view, plan, events)
     if in_waves:
@@ -87,9 +90,9 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
         ticket = _predict(engine, at, rows, routers)
         _launch(engine, events, first, plan.gpu_resident + arrived, "gpu.arrived" if arrived else "gpu.resident")
     if failed:  # the lane is in order: the later event, where the part has tokens for them, stands for both
-        hosts[0] = _start_host(engine, events, first, failed) or hosts[0]
+        hosts[0] = _start_host(engine, events, first, (), failed) or hosts[0]
     if len(parts) > 1:
-        hosts.append(_start_host(engine, events, parts[1], cpu + failed))
+        hosts.append(_start_host(engine, events, parts[1], cpu, failed))
     before, engine.late = engine.late, _defer(engine, at, rows, late) if late else None
     task = LayerTask(at, parts, view, plan, in_waves, arrived, failed, events, hosts, ticket, ticket.event if ticket else None, before, cpu)
     _speculate(engine, task)
@@ -99,7 +102,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
 def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, shared: torch.Tensor | None = None) -> None:
     """Merges a submitted layer into `out [T, H]`, adding `shared`, and lets policy and sums learn from it."""
     events, parts, hosts, plan = task.events, task.parts, task.hosts, task.plan
-    cpu, before = task.cpu + task.failed, task.before
+    cpu, before = task.cpu, task.before
     if before is not None:
         parts[0].late = before.rows, before.experts
     withheld = frozenset(plan.cpu).difference(task.cpu)
@@ -110,10 +113,10 @@ def join(engine: Engine, task: LayerTask, out: torch.Tensor | None = None, share
             _launch(engine, events, parts[number + 1], plan.gpu_resident + task.arrived, "gpu.resident")
         # x may be written again once this layer is merged, so the last merge also waits for the prediction, which reads it
         after = wait_for(hosts[number], task.predicted if number + 1 == len(parts) else None, before.event if before is not None else None)
-        rest = _of_part(part, cpu) if part.summed else part.loads.keys() - withheld if withheld else part.loads
+        rest = _of_part(part, cpu + task.failed) if part.summed else part.loads.keys() - withheld if withheld else part.loads
         events.combined = engine.device.combine(task.at, part, rest, part.of(out), part.of(shared), after)
         if number + 2 < len(parts):  # its buffer has been merged
-            hosts.append(_start_host(engine, events, parts[number + 2], cpu, wait_for(events.combined)))
+            hosts.append(_start_host(engine, events, parts[number + 2], cpu, task.failed, wait_for(events.combined)))
     if not engine.policy.keeps_fetched:
         for expert in task.arrived:
             engine.slots[task.at.layer].land(expert)  # who takes its slot comes a step later
@@ -144,8 +147,27 @@ def _view(engine: Engine, at: At, rows: Rows, loads: dict[int, int]) -> RouteVie
     )
 
 
-def _start_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequence[int], after: tuple[Event, ...] = ()) -> Event | None:
-    """Queues the CPU's share of `rows`; None where it has none and an empty share costs nothing."""
+def _divide(engine: Engine, parts: list[Rows], plan: Plan) -> None:
+    """Gives each side its share of the split experts; of an input in parts, the GPU's pairs are those of the first tokens."""
+    left = dict(plan.split)
+    for part in parts:
+        here = {e: min(n, part.loads[e]) for e, n in left.items() if e in part.loads}
+        engine.device.divide(part, here)
+        left |= {e: left[e] - n for e, n in here.items()}
+
+
+def _start_host(engine: Engine, events: LayerEvents, part: Rows, experts: Sequence[int], failed: Sequence[int] = (),
+                after: tuple[Event, ...] = ()) -> Event | None:
+    """Queues the CPU's share of a part, that of `failed` too: experts that the GPU was to compute; None where it has none and an empty share
+    costs nothing."""
+    if part.shares is None:
+        return _queue_host(engine, events, part, (*experts, *failed), after)
+    gpu, cpu = part.shares
+    queued = [_queue_host(engine, events, rows, chosen, after) for rows, chosen in ((cpu, experts), (gpu, failed)) if chosen]
+    return next((event for event in reversed(queued) if event is not None), None)
+
+
+def _queue_host(engine: Engine, events: LayerEvents, rows: Rows, experts: Sequence[int], after: tuple[Event, ...]) -> Event | None:
     device, loads = engine.device, rows.loads
     experts = _of_part(rows, experts)
     if not experts and not (device.host_runs_empty and engine.policy.uses_cpu):
@@ -223,6 +245,8 @@ def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: Rou
 
 def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], kind: str) -> None:
     """Runs slots once their copies are done."""
+    if rows.shares is not None:
+        rows = rows.shares[0]
     loads, experts = rows.loads, _of_part(rows, experts)
     if not experts:
         return
@@ -278,6 +302,8 @@ def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...], late_pairs: in
     view, plan, events, copies = task.view, task.plan, task.events, len(task.events.copies)
     loads = view.loads
     cpu_pairs = sum([loads[e] for e in cpu])
+    shared = [loads[e] - n for e, n in plan.split if e not in task.failed] if plan.split else ()
+    cpu_pairs += sum(shared)
     events.cpu_pairs, events.gpu_pairs = cpu_pairs - late_pairs, sum(loads.values()) - cpu_pairs
     totals = engine.totals[view.phase]
     totals.active += len(loads)
@@ -286,5 +312,5 @@ def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...], late_pairs: in
     totals.used += view.in_flight is not None and view.in_flight.expert in plan.exact_fetch
     totals.bytes += copies * engine.bytes_per_expert
     totals.failed_copies += len(task.failed)
-    totals.cpu_experts += len(cpu)
+    totals.cpu_experts += len(cpu) + len(shared)
     totals.cpu_pairs += cpu_pairs

@@ -14,7 +14,9 @@ def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
 
     - `gpu_resident`, `exact_fetch` and `cpu` together hold each active expert exactly once and nothing else,
     - `gpu_resident` holds residents only and `exact_fetch` missed experts only,
-    - the exact copies fit into `view.available` slots (the copy in flight has a slot of its own), unless they run in waves.
+    - the exact copies fit into `view.available` slots (the copy in flight has a slot of its own), unless they run in waves,
+    - `split` names experts with a slot, each once, and leaves pairs to both sides; none where copies may run in waves, whose
+      rows are summed by expert.
     """
     where = f"layer {view.layer}, step {view.step}"
     planned = (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu)
@@ -34,3 +36,19 @@ def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
     new = sum(e != in_flight for e in plan.exact_fetch)
     if new > view.available and not waves:
         raise PlanError(f"{where}: {new} exact copies for {view.available} available slots")
+    if plan.split:
+        _check_split(where, view, plan, waves)
+
+
+def _check_split(where: str, view: RouteView, plan: Plan, waves: bool) -> None:
+    experts = [e for e, _ in plan.split]
+    if waves:
+        raise PlanError(f"{where}: splits experts {experts}, and a policy whose copies may come in waves must not")
+    if len(set(experts)) != len(experts):
+        raise PlanError(f"{where}: split twice: {sorted({e for e in experts if experts.count(e) > 1})}")
+    elsewhere = set(experts).difference(plan.gpu_resident, plan.exact_fetch)
+    if elsewhere:
+        raise PlanError(f"{where}: split but planned for no slot: {sorted(elsewhere)}")
+    whole = [(e, n, view.loads[e]) for e, n in plan.split if not 0 < n < view.loads[e]]
+    if whole:
+        raise PlanError(f"{where}: a split leaves pairs to both sides, got (expert, pairs on the GPU, load): {whole}")

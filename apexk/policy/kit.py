@@ -4,7 +4,7 @@
     check_policy(lambda: MyPolicy(), traces=1000)
 
 Checked, with nothing but integers: each plan is valid and partitions the active set, every (token, expert) pair is placed
-once, the same view gives the same plan again, after a trip through JSON, and by a policy made new, victims come from the candidates and are
+once, those of a split expert on both sides, the same view gives the same plan again, after a trip through JSON, and by a policy made new, victims come from the candidates and are
 never in use, the pool never overflows, prefetches name absent experts only, a policy that says it does not fetch or
 prefetch does not.
 """
@@ -37,6 +37,7 @@ class Seen:
     layers: int = 0
     pairs: int = 0
     copies: int = 0
+    splits: int = 0
 
 
 def check_policy(make: Callable[[], Policy], *, traces: int = 200, seed: int = 0, experts: int = 12, layers: int = 3, steps: int = 3,
@@ -122,22 +123,26 @@ def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pools, fresh) 
     plan = policy.on_route(view)
     check_plan(view, plan, policy.waves)
     _check_choice(policy, view, plan)
-    placed = sum(loads[e] for e in (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu))
+    split = dict(plan.split)
+    on_gpu = sum(split.get(e, loads[e]) for e in (*plan.gpu_resident, *plan.exact_fetch))
+    on_cpu = sum(loads[e] for e in plan.cpu) + sum(loads[e] - n for e, n in plan.split)
+    placed = on_gpu + on_cpu
     _need(placed == tokens * shape.topk, f"{placed} of {tokens * shape.topk} pairs are placed")
     again = view_from_dict(json.loads(json.dumps(view_to_dict(view))))
     _need(policy.on_route(again) == plan, "the recorded view gives another plan")
     _need(fresh.on_route(again) == plan, "a fresh policy decides the recorded view otherwise: `recall` must hold what a decision rests on")
     _fetch(policy, view, plan, pools)
     policy.on_layer_done(layer, step, phase, loads)
-    cpu = sum(loads[e] for e in plan.cpu)
-    policy.observe(phase, Observation(len(plan.cpu), cpu, 0.3 + 0.02 * cpu if cpu else None, 1, 1, draw.random(), plan.transfer_count, draw.random()))
+    experts = len(plan.cpu) + len(split)
+    policy.observe(phase, Observation(experts, on_cpu, 0.3 + 0.02 * on_cpu if on_cpu else None, 1, 1, draw.random(), plan.transfer_count, draw.random()))
     seen.layers, seen.pairs, seen.copies = seen.layers + 1, seen.pairs + placed, seen.copies + plan.transfer_count
+    seen.splits += len(split)
     return loads.keys()
 
 
 def _check_choice(policy: Policy, view: RouteView, plan: Plan) -> None:
     _need(not plan.exact_fetch or policy.fetches, "says that it does not fetch, and fetches")
-    _need(not plan.cpu or policy.uses_cpu, "says that it does not use the CPU, and does")
+    _need(not (plan.cpu or plan.split) or policy.uses_cpu, "says that it does not use the CPU, and does")
 
 
 def _fetch(policy: Policy, view: RouteView, plan: Plan, pools: Pools) -> None:

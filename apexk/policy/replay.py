@@ -58,13 +58,15 @@ def plan_to_dict(plan: Plan) -> dict:
         "est_cpu_ms": plan.est_cpu_ms,
         "est_gpu_ms": plan.est_gpu_ms,
         "estimates": [list(pair) for pair in plan.estimates],
+        "split": [list(pair) for pair in plan.split],
     }
 
 
 def plan_from_dict(data: dict) -> Plan:
     """Inverse of `plan_to_dict`."""
     lists = {key: tuple(data[key]) for key in ("gpu_resident", "exact_fetch", "cpu")}
-    return Plan(**{**data, **lists, "estimates": tuple(tuple(pair) for pair in data["estimates"])})
+    pairs = {key: tuple(tuple(pair) for pair in data.get(key, ())) for key in ("estimates", "split")}
+    return Plan(**{**data, **lists, **pairs})
 
 
 def decision_to_dict(policy: str, view: RouteView, plan: Plan) -> dict:

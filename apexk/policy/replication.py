@@ -2,8 +2,8 @@
 
 Every expert has a replica on the CPU already, since all weights stay in host memory; on one GPU the useful second one is
 a slot. The idea is published for several GPUs (abstract only), where a replica takes a share of an expert's tokens and
-the method loses quality; here no token is dropped. A replica takes all of its expert's tokens: a plan names each expert
-on one side, so that a group's rows are not split between the sides.
+the method loses quality; here no token is dropped. The heaviest overloaded expert of a plan is split between its two places
+at the balance point (`scan.split`) where the model says that this shortens the layer.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .arguments import require_number
+from .arguments import require_bool, require_number
 from .base import DEFAULTS, Policy
 from .predictor import above, read
-from .scan import choose
+from .scan import choose, split
 from .types import ModelShape, Phase, Plan, PolicyOptions, Prediction, RouteView
 
 IDLE_STEPS = 4  # a replica gives its slot up after as many steps below half of the threshold
@@ -35,11 +35,13 @@ class Replication(Policy):
     fetches = True
     waits_in_flight = True
 
-    def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25, predictor: str = "mix"):
+    def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25, predictor: str = "mix",
+                 split: bool = True):
         for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0)):
             require_number("replication", what, value, low, high)
+        require_bool("replication", "split", split)
         super().__init__(options)
-        self.theta, self.spare = theta, spare
+        self.theta, self.spare, self.split = theta, spare, split
         self.predictor = None if predictor == "mix" else read(predictor, "recurrent")
 
     def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
@@ -61,7 +63,7 @@ class Replication(Policy):
         return super().initial(layer)[: self.capacity - self.replicas]
 
     def recall(self, layer: int, phase: Phase, loads: Mapping[int, int]) -> dict:
-        return {"idle": sorted(self._idle(layer)), "theta": self.theta}
+        return {"idle": sorted(self._idle(layer)), "theta": self.theta, "split": self.split}
 
     def on_route(self, view: RouteView) -> Plan:
         self.tokens = view.tokens
@@ -70,7 +72,9 @@ class Replication(Policy):
         free = view.available - len(unused)
         slots = free + len(unused.intersection(view.memory["idle"]))
         flying = view.in_flight is not None
-        return choose(replace(view, available=slots), limit=sum(e not in view.resident for e in heavy) + flying)
+        seen, limit = replace(view, available=slots), sum(e not in view.resident for e in heavy) + flying
+        plan = choose(seen, limit)
+        return split(seen, plan, heavy, limit) if heavy and view.memory["split"] else plan
 
     def on_predict(self, layer_next: int, prediction: Prediction, resident: frozenset[int]) -> tuple[int, ...]:
         if self.predictor is not None:

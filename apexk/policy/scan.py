@@ -16,7 +16,8 @@ fraction costs time. `view.channel_wait_ms` does not contain that fraction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from .types import Plan, RouteView
@@ -144,6 +145,54 @@ def spill(view: RouteView, plan: Plan) -> Plan:
     if not moved:
         return plan
     return Plan(tuple(here), (), (*plan.cpu, *moved), cpu, gpu, plan.estimates)
+
+
+def split(view: RouteView, plan: Plan, among: Collection[int], limit: int | None = None) -> Plan:
+    """`plan`, which `choose` made, with the pairs of one expert divided between GPU and CPU where that shortens the longer path.
+
+    The expert is the heaviest of `among` that the GPU computes, and the GPU's part of it the smallest number of pairs that minimises the longer path:
+    the balance point. A further copy (at most `limit` and what the pool allows) is worth it more often if the CPU keeps part of the expert, so the plan
+    with one more copy is looked at too. A whole expert moved is never better than `choose`'s plan, so a split one is between two of its counts.
+    """
+    best, further = plan, plan.transfer_count + 1
+    most = most_copies(view, plan.transfer_count + len(plan.cpu))
+    plans = [plan]
+    if further <= (most if limit is None else min(most, limit)):
+        plans.append(at_count(view, plan.gpu_resident, (*plan.exact_fetch, *plan.cpu), further))
+    for whole in plans:
+        found = _split(view, whole, among)
+        if found is not None and max(found.est_cpu_ms, found.est_gpu_ms) < max(best.est_cpu_ms, best.est_gpu_ms) - TIE_MS:
+            best = replace(found, estimates=plan.estimates)
+    return best
+
+
+def _split(view: RouteView, plan: Plan, among: Collection[int]) -> Plan | None:
+    loads, costs, here, copied = view.loads, view.costs, plan.gpu_resident, plan.exact_fetch
+    experts = [e for e in (*here, *copied) if e in among and loads[e] > 1]
+    if not experts:
+        return None
+    expert = min(experts, key=lambda e: (-loads[e], e))
+    load, on_cpu = loads[expert], sum([loads[e] for e in plan.cpu])
+    resident, arriving = sum([loads[e] for e in here]), sum([loads[e] for e in copied])
+    landed = transfer_ms(view, len(copied)) if copied else 0.0
+
+    def paths(pairs: int) -> tuple[float, float]:
+        """With so many of the expert's pairs on the GPU."""
+        left = load - pairs
+        alone = costs.gpu_ms(len(here), resident - left * (expert in here))
+        gpu = costs.gpu_ms(len(here) + len(copied), resident + arriving - left)
+        gpu += max(landed, alone) - alone if view.resident_first else landed
+        return costs.cpu_ms(len(plan.cpu) + 1, on_cpu + left), gpu
+
+    low, high = 1, load - 1  # the paths cross in between: with more pairs the GPU's never gets shorter, the CPU's never longer
+    while low < high:
+        middle = (low + high) // 2
+        cpu, gpu = paths(middle)
+        low, high = (low, middle) if gpu >= cpu else (middle + 1, high)
+    count = low
+    while count > 1 and max(paths(count - 1)) <= max(paths(count)) + TIE_MS:
+        count -= 1
+    return replace(plan, split=((expert, count),), est_cpu_ms=paths(count)[0], est_gpu_ms=paths(count)[1])
 
 
 def at_count(view: RouteView, here: Sequence[int], missed: Sequence[int], count: int) -> Plan:

@@ -80,6 +80,8 @@ class RouteView:
 class Plan:
     """Where each active expert runs. `gpu_resident`, `exact_fetch` (in copy order) and `cpu` partition the active set.
 
+    `split` names experts of the first two that both sides compute, as (expert, n): the GPU the first n of its pairs, in the
+    order of the tokens, the CPU the others; 0 < n < the expert's load.
     `estimates` holds (estimated CPU ms, estimated GPU ms) for each transfer count considered, in order; empty for
     policies that do not estimate.
     """
@@ -90,6 +92,7 @@ class Plan:
     est_cpu_ms: float | None = None
     est_gpu_ms: float | None = None
     estimates: tuple[tuple[float, float], ...] = ()
+    split: tuple[tuple[int, int], ...] = ()
 
     @property
     def transfer_count(self) -> int:

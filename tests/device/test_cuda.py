@@ -22,7 +22,8 @@ from apexk.timeline import read
 
 NEW_TOKENS = 5
 SLOW = dict(delay_us=150, link_gb_s=0.5)  # an expert takes 0.2 ms
-POLICIES = ("no_assign", "sa_only", "ea_only", "apex")
+SPLITS = "apexk.testing.splits:SplitAll"
+POLICIES = ("no_assign", "sa_only", "ea_only", "apex", SPLITS)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_half_precision_is_as_far_from_float32_as_the_plain_model(trained, fake_
     assert error.pow(2).mean().sqrt() <= 1.1 * own.pow(2).mean().sqrt()
 
 
-@pytest.mark.parametrize("policy", ["apex", "ea_only", "llamacpp_static32"])
+@pytest.mark.parametrize("policy", ["apex", "ea_only", "llamacpp_static32", SPLITS])
 def test_long_inputs_run_in_parts(run, policy):
     def shorten(handle, runtime):
         handle.engine.settings = replace(handle.engine.settings, part_tokens=16)
@@ -118,11 +119,12 @@ def test_checked_device_finds_nothing(run):
         handle.engine.device = handle.engine.observer._device = CheckedDevice(handle.engine.device)
         handle.engine.restart()
 
-    for policy in ("apex", "hybrimoe", "ea_only", "sa_only", "mixtral_offloading", "post_fetch", "llamacpp_static32"):
+    for policy in ("apex", SPLITS, "hybrimoe", "ea_only", "sa_only", "mixtral_offloading", "post_fetch", "llamacpp_static32"):
         run((3,), before=wrap, policy=policy, pool=5)
 
 
-def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplog):
+@pytest.mark.parametrize(("policy", "part_tokens"), [("ea_only", 2048), (SPLITS, 2048), (SPLITS, 6)])
+def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplog, policy, part_tokens):
     copy, calls, failed = Channel.copy, itertools.count(), []
 
     def failing(self, copies):
@@ -133,7 +135,7 @@ def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplo
 
     monkeypatch.setattr(Channel, "copy", failing)
     with caplog.at_level(logging.WARNING, "apexk"):
-        found = run(policy="ea_only", pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
+        found = run(policy=policy, part_tokens=part_tokens, pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
     assert failed and sum(found[phase]["failed_copies"] for phase in found) == len(failed)
     assert sum("its copy failed" in record.getMessage() for record in caplog.records) == len(failed)
 
@@ -267,10 +269,11 @@ def test_no_room_for_the_pool_is_refused_with_the_numbers(trained, fake_gpu, pla
     assert torch.equal(demo.generate(model, tokenizer, texts, NEW_TOKENS), wanted)
 
 
-def test_steady_state_allocates_nothing(trained, fake_gpu):
+@pytest.mark.parametrize("policy", ["apex", SPLITS])
+def test_steady_state_allocates_nothing(trained, fake_gpu, policy):
     model, tokenizer = trained()
     texts = demo.prompts(4, seed=9)
-    with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy="apex", pool=6)):
+    with fake_gpu(**SLOW) as made, apexk.swap(model, apexk.ApexConfig(device="cuda", policy=policy, pool=6)):
         counts = []
         while len(counts) < 2 or (len(counts) < 40 and counts[-1] != counts[-2]):  # events are kept, as many as were ever under way at once: that is chance
             demo.generate(model, tokenizer, texts, 12)

@@ -17,7 +17,8 @@ from apexk.timeline.writer import Timeline
 
 RULES = [EngineSettings(*rule) for rule in itertools.product((True, False), ("finish", "abort"), ("predicted", "in_use"))]
 SHARED = [replace(rules, pool_scope="global") for rules in RULES]
-POLICIES = names()
+SPLITS = "apexk.testing.splits:SplitAll"
+POLICIES = (*names(), SPLITS)
 
 
 def rows_of(name, capacity, seed, tokens, rules):
@@ -41,16 +42,19 @@ def test_every_run(name, capacity, seed, tokens, rules):
 
 
 def check_every_pair_once(steps, rows):
-    """Each active expert of a layer is computed once, with all of its rows."""
+    """Each active expert of a layer is computed once, with all of its rows; one that is split on both sides, with as many as the plan says."""
     done = defaultdict(list)
     pairs = defaultdict(int)
+    split = {}
     for row in rows:
+        if row["kind"] == "plan":
+            split[row["step"], row["layer"]] = [e for e, _ in row["decision"]["choice"]["split"]]
         if row["kind"] in ("host.ffn", "gpu.resident", "gpu.arrived"):
             done[row["step"], row["layer"]] += row["experts"]
             pairs[row["step"], row["layer"]] += row["tokens"]
     for step, (loads, _) in enumerate(steps):
         for layer in range(LAYERS):
-            assert sorted(done[step, layer]) == sorted(loads[layer])
+            assert sorted(done[step, layer]) == sorted([*loads[layer], *split[step, layer]])
             assert pairs[step, layer] == sum(loads[layer].values())
 
 

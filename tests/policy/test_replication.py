@@ -65,6 +65,18 @@ def test_only_overloaded_misses_are_copied_and_only_into_replica_slots():
     assert plan((*range(6), 14, 15), available=7).exact_fetch == (), "no free slot, and no replica has been idle for long enough"
 
 
+def test_an_overloaded_resident_is_split_and_others_are_not():
+    """The GPU 0.1 ms a pair, the CPU 0.3 ms a pair: of 48 pairs on the GPU alone 36 stay, and the overloaded expert gives the others."""
+    heavy = {0: 40, **dict.fromkeys(range(1, 5), 2)}
+    costs = AffineCosts(c0=0.0, a=0.0, b=0.3, s0=0.0, t1=1.0, g0=0.0, g1=0.0, g2=0.1)
+    for spec, loads, wanted in (("replication", heavy, ((0, 28),)), ("replication(split=false)", heavy, ()), ("replication", dict.fromkeys(range(5), 9), ())):
+        made = started(spec)
+        view = RouteView(0, 0, "decode", 24, loads, frozenset(range(6)), 2, costs, memory=made.recall(0, "decode", loads))
+        assert made.on_route(view).split == wanted
+    with pytest.raises(ValueError, match="split is 1; wanted true or false"):
+        room.get("replication(split=1)")
+
+
 def test_flexgen_runs_in_order_of_id_on_the_gpu_alone():
     made = started("flexgen", capacity=2)
     assert made.initial(1) == (0, 1) and made.extra_slots(2) == 4

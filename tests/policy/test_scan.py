@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apexk.policy.check import check_plan
 from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.cost_rates import RateCosts
-from apexk.policy.scan import TIE_MS, by_load, choose, spill, unlimited
+from apexk.policy.scan import TIE_MS, by_load, choose, spill, split, unlimited
 from apexk.policy.types import InFlight, RouteView
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,6 +94,73 @@ def test_equals_brute_force(view):
     for p, pair in enumerate(plan.estimates):
         assert pair == pytest.approx(estimate(view, p), abs=1e-9)
     assert plan.estimates[plan.transfer_count] == (plan.est_cpu_ms, plan.est_gpu_ms)
+
+
+def estimate_split(view, p, expert, pairs):
+    """(CPU ms, GPU ms) of copying the first `p` missed experts when the GPU has only `pairs` of `expert`'s pairs: as if there were two experts."""
+    here, missed = by_load(view)
+    loads, costs, left = view.loads, view.costs, view.loads[expert] - pairs
+    whole = dict(loads) | {expert: pairs}
+    transfer = estimate(replace(view, resident_first=False, costs=replace_gpu(costs)), p)[1]  # the copies' part alone
+    alone = costs.gpu_ms(len(here), sum(whole[e] for e in here))
+    everything = costs.gpu_ms(len(here) + p, sum(whole[e] for e in (*here, *missed[:p])))
+    gpu = max(alone, transfer) + everything - alone if view.resident_first else transfer + everything
+    return costs.cpu_ms(len(missed) - p + 1, sum(loads[e] for e in missed[p:]) + left), gpu
+
+
+def replace_gpu(costs):
+    """The same costs with a GPU that takes no time."""
+
+    class Instant:
+        cpu_ms, copy_ms = costs.cpu_ms, costs.copy_ms
+
+        def gpu_ms(self, experts, pairs):
+            return 0.0
+
+    return Instant()
+
+
+@settings(max_examples=400)
+@given(views(), st.one_of(st.none(), st.integers(0, 12)), st.frozensets(st.integers(0, 11)))
+def test_split_equals_brute_force(view, limit, among):
+    """Over every number of pairs of the heaviest expert, at `choose`'s count and at one more."""
+    whole = choose(view, limit)
+    plan = split(view, whole, among, limit)
+    check_plan(view, plan)
+    here, missed = by_load(view)
+    most = min(len(missed), view.available + (view.in_flight is not None), 99 if limit is None else limit)
+    found = [max(whole.est_cpu_ms, whole.est_gpu_ms)]
+    for p in (whole.transfer_count, whole.transfer_count + 1):
+        experts = [e for e in (*here, *missed[:p]) if e in among and view.loads[e] > 1]
+        if p <= most and experts:
+            heaviest = min(experts, key=lambda e: (-view.loads[e], e))
+            found += [max(estimate_split(view, p, heaviest, n)) for n in range(1, view.loads[heaviest])]
+    assert max(plan.est_cpu_ms, plan.est_gpu_ms) == pytest.approx(min(found), abs=1e-9)
+    if plan.split:
+        ((expert, pairs),) = plan.split
+        assert expert in among and (plan.est_cpu_ms, plan.est_gpu_ms) == pytest.approx(estimate_split(view, plan.transfer_count, expert, pairs), abs=1e-9)
+        assert max(plan.est_cpu_ms, plan.est_gpu_ms) < found[0] and plan.estimates == whole.estimates
+    else:
+        assert plan == whole
+
+
+def test_a_split_at_the_balance_point():
+    """The GPU 0.1 ms a pair, the CPU 0.3 ms: of 40 pairs 30 and 10 take 3 ms each; moved whole, the expert would take 4 or 12 ms."""
+    seen = view([], 40, AffineCosts(c0=0.0, a=0.0, b=0.3, s0=0.0, t1=0.0, g0=0.0, g1=0.0, g2=0.1))
+    plan = split(seen, choose(seen), {RESIDENT})
+    assert plan.split == ((RESIDENT, 30),) and (plan.est_cpu_ms, plan.est_gpu_ms) == pytest.approx((3.0, 3.0))
+
+
+def test_a_further_copy_for_part_of_an_expert():
+    """A copy takes 1 ms, the GPU 0.1 ms a pair, the CPU 0.2 ms. Left to the CPU 20 pairs take 4 ms, copied 3 ms; with 14 on the GPU 2.4 | 1.2, with 7: 1.7 | 2.6,
+    with 10 both 2 ms."""
+    seen = view([20], 0, AffineCosts(c0=0.0, a=0.0, b=0.2, s0=0.0, t1=1.0, g0=0.0, g1=0.0, g2=0.1))
+    assert choose(seen).exact_fetch == (0,)
+    plan = split(seen, choose(seen), {0})
+    assert plan.exact_fetch == (0,) and plan.split == ((0, 10),)
+    dear = replace(seen, costs=replace(seen.costs, g2=0.16))  # copied whole: 4.2 ms, so it is not; 8 pairs there: 2.28 | 2.4
+    assert choose(dear).exact_fetch == () and split(dear, choose(dear), {0}).split == ((0, 8),)
+    assert split(dear, choose(dear), {0}, limit=0) == choose(dear) and split(dear, choose(dear), ()) == choose(dear)
 
 
 def test_smallest_count_on_a_tie():
