@@ -22,13 +22,14 @@ LIBRARY = "_apexk_cpu.so"
 # No contraction: the same source expression must round the same way in every file, with and without FMA.
 COMMON_FLAGS = ["-O3", "-std=c++20", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
 PORTABLE = ["api", "cpuid", "dispatch", "ffn_scalar", "job", "machine", "plan", "pool"]
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 # GCC 12 warns about the undefined operands inside its own AVX-512 intrinsics.
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512", "-Wno-uninitialized",
           "-Wno-maybe-uninitialized"]
 X86 = {
     "ffn_avx2": AVX2,
     "ffn_avx512": AVX512,
+    "ffn_avx512_wide": AVX512,
     "ffn_avx512_bf16": [*AVX512, "-mavx512bf16"],
     "ffn_amx": [*AVX512, "-mamx-tile", "-mamx-bf16"],
 }

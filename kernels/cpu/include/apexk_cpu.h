@@ -55,8 +55,8 @@ typedef struct apexk_ffn_call {
 } apexk_ffn_call;
 
 /* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 144
- * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 124 KiB + 16
- * bytes per element of the longer row for each thread. It does not grow with the tokens; the next job uses it again. */
+ * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 124 KiB for each
+ * thread. It does not grow with the tokens; the next job uses it again. */
 typedef struct apexk_pool apexk_pool;
 typedef struct apexk_job apexk_job; /* one submitted call */
 typedef void (*apexk_done_fn)(void *user, apexk_status status);

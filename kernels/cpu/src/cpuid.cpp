@@ -27,13 +27,13 @@ bool bit(uint32_t word, int index) { return word >> index & 1; }
 uint32_t detect() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) return 0;  // no XSAVE enabled by the system
-  const bool fma = bit(c, 12);
+  const bool fma = bit(c, 12), f16c = bit(c, 29);
   const uint64_t saved = saved_states();
   uint32_t leaves, b7, c7, d7;
   if (!__get_cpuid_count(7, 0, &leaves, &b7, &c7, &d7)) return 0;
 
   uint32_t found = 0;
-  if ((saved & kYmmState) == kYmmState && bit(b7, 5) && fma) found |= kHasAvx2;
+  if ((saved & kYmmState) == kYmmState && bit(b7, 5) && fma && f16c) found |= kHasAvx2;
   const bool avx512 = bit(b7, 16) && bit(b7, 17) && bit(b7, 30) && bit(b7, 31);
   if (found && (saved & kZmmState) == kZmmState && avx512) found |= kHasAvx512;
   if ((found & kHasAvx512) && leaves >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 5)) found |= kHasAvx512Bf16;

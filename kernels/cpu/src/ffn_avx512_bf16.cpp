@@ -17,12 +17,10 @@ struct Avx512Bf16 : Avx512Base {
   static constexpr int kPanelTokens = 0;  // never
   static constexpr int rows_for(int) { return 4; }
 
-  APEXK_INLINE static Pairs part(Raw raw, int) { return (Pairs)raw; }
-  APEXK_INLINE static Pairs load_x(const bf16 *x) { return (Pairs)load(x); }
+  APEXK_INLINE static Pairs part(const bf16 *w, int) { return (Pairs)_mm512_loadu_si512(w); }
+  APEXK_INLINE static Pairs load_x(const bf16 *x) { return part(x, 0); }
+  APEXK_INLINE static void store_x(bf16 *to, Pairs v) { _mm512_storeu_si512(to, (__m512i)v); }
   APEXK_INLINE static Acc fma(Pairs w, Pairs x, Acc sum) { return _mm512_dpbf16_ps(sum, w, x); }
-  APEXK_INLINE static void pack_bf16(const bf16 *values, int n, bf16 *packed) {
-    _mm512_storeu_si512(packed, n == kChunk ? load(values) : load_tail(values, n));
-  }
 };
 
 }  // namespace

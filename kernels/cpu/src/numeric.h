@@ -6,6 +6,8 @@
 #pragma once
 #include <stdint.h>
 
+#define APEXK_INLINE inline __attribute__((always_inline))
+
 namespace {
 
 template <class To, class From>

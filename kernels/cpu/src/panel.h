@@ -6,20 +6,22 @@
 //
 // Activations are packed as they are read: group by group of kPanelGroup tokens, [quarter][chunk][part][token][4 lanes].
 //
-// A vector set V has for this: kPanelTokens (a unit of so many takes this way), kPanelGroup, load_quarters, store_x,
-// load_repeated, add_quarters. Unnamed namespace: see numeric.h.
+// A vector set V has for this: kPanelTokens (a unit of so many takes this way), kPanelGroup, quarters, load_repeated,
+// add_quarters. Unnamed namespace: see numeric.h.
 #pragma once
 #include "groups.h"
 #include "kernels.h"
+#include "numeric.h"
 
 namespace {
 
-template <class V>
+template <class V, class E>
 struct Panel {
   using Acc = typename V::Acc;
   static constexpr int kQuarters = V::kLanes / 4, kVectors = 4, kRows = kVectors * kQuarters;
   static constexpr int kChunks = 32;                  // of k in a panel: 16 KiB
   static constexpr int kStep = kVectors * V::kLanes;  // floats
+  static constexpr int kQuarterStep = __is_same(E, bf16) ? 4 * V::kParts : 4;  // from a quarter to the next within a chunk
   static constexpr size_t kCarryBytes = sizeof(Acc) * kVectors * apexk::kUnitTokens;
   static constexpr size_t kScratchBytes = kCarryBytes + sizeof(float) * kStep * V::kParts * kChunks;
 
@@ -37,25 +39,28 @@ struct Panel {
   }
 
   // Row `kVectors * i + r` is quarter i of vector r: so the sums come out in the order of the rows. The last row stands in
-  // for those that are not there; their sums are not used. `w` begins with the panel's quarter of the first chunk, and
-  // `left` elements of the row with it.
-  static void fill(const bf16 *w, int64_t stride, int rows, int left, int chunks, float *panel) {
+  // for those that are not there; their sums are not used. `w` begins with the panel's first chunk, and `left` elements of
+  // the row with it. Vector by vector: few streams at a time, since rows tend to lie at a power-of-two distance.
+  static void fill(const E *w, int64_t stride, int rows, int left, int q, int chunks, float *panel) {
+    const int whole = least(chunks, left / V::kChunk), tail = left - whole * V::kChunk;
     for (int r = 0; r < kVectors; r++) {
-      const bf16 *row[kQuarters];
+      const E *row[kQuarters];
       for (int i = 0; i < kQuarters; i++) row[i] = w + least(kVectors * i + r, rows - 1) * stride;
       float *to = panel + r * V::kLanes;
-      const auto store = [&](typename V::Raw raw) {
-        for (int p = 0; p < V::kParts; p++, to += kStep) V::store_x(to, V::part(raw, p));
+      const auto store = [&](int at) {
+        at += q * kQuarterStep;
+        Acc parts[V::kParts];
+        V::quarters(row[0] + at, row[1] + at, row[2] + at, row[3] + at, parts);
+        for (int p = 0; p < V::kParts; p++, to += kStep) V::store_x(to, parts[p]);
       };
-      const int whole = left < 8 ? 0 : least(chunks, (left - 8) / V::kChunk + 1);
-      for (int c = 0; c < whole; c++) store(V::load_quarters(row, c * V::kChunk));
+      for (int c = 0; c < whole; c++) store(c * V::kChunk);
       if (whole < chunks) {
-        bf16 padded[kQuarters][8] = {};
+        E last[kQuarters][V::kChunk] = {};
         for (int i = 0; i < kQuarters; i++) {
-          for (int j = whole * V::kChunk; j < left; j++) padded[i][j - whole * V::kChunk] = row[i][j];
-          row[i] = padded[i];
+          __builtin_memcpy(last[i], row[i] + whole * V::kChunk, tail * sizeof(E));
+          row[i] = last[i];
         }
-        store(V::load_quarters(row, 0));
+        store(0);
       }
     }
   }
@@ -91,7 +96,7 @@ struct Panel {
     for (int i = 0; i < kVectors * M; i++) carry[i] = acc[i % kVectors][i / kVectors];
   }
 
-  static void products(const bf16 *w, int64_t stride, int rows, int k, const float *x, int tokens, float *tile, void *scratch) {
+  static void products(const E *w, int64_t stride, int rows, int k, const float *x, int tokens, float *tile, void *scratch) {
     const Groups groups(tokens, V::kPanelGroup);
     Acc *carry = static_cast<Acc *>(scratch);
     float *panel = reinterpret_cast<float *>(static_cast<char *>(scratch) + kCarryBytes);
@@ -100,8 +105,8 @@ struct Panel {
       for (int q = 0; q < kQuarters; q++) {
         for (int c = 0; c < chunks; c += kChunks) {
           const int count = least(kChunks, chunks - c), at = c * V::kChunk;
-          fill(w + r * stride + at + 8 * q, stride, rows - r, k - at - 8 * q, count, panel);
-          const bf16 *ahead = w + (r + kRows + kVectors * q) * stride + at;  // each quarter asks for kVectors of the next rows
+          fill(w + r * stride + at, stride, rows - r, k - at, q, count, panel);
+          const E *ahead = w + (r + kRows + kVectors * q) * stride + at;  // each quarter asks for kVectors of the next rows
           for (int g = 0; g < groups.count; g++) {
             const int size = groups.size(g), from = groups.first(g);
             with_size<V::kPanelGroup>(size, [&]<int M>() {
@@ -109,7 +114,10 @@ struct Panel {
                           c + count == chunks, carry + kVectors * from, tile + from * kTile + r, q > 0);
             });
             for (int i = g; i < count; i += groups.count) {
-              for (int n = 0; n < kVectors; n++) __builtin_prefetch(ahead + n * stride + i * V::kChunk, 0, 2);
+              for (int n = 0; n < kVectors; n++) {
+                const E *next = ahead + n * stride + i * V::kChunk;
+                for (int e = 0; e < V::kChunk; e += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(next + e, 0, 2);
+              }
             }
           }
         }

@@ -1,17 +1,18 @@
 // Products of plain weight rows with a group of tokens, for any vector width.
 //
-// Lanes run along k. A chunk is what one vector of 16-bit weights holds; widening it gives `kParts` vectors of products'
-// operands (fp32: the even elements, then the odd ones; native bf16 products: the chunk itself). Activations are packed
-// in the same order, group by group of kTokens tokens: [chunk][token][part][lane], zero beyond k. So a group's operands
-// are one forward stream, and tokens never compete for the same cache sets as rows at a power-of-two distance do.
+// Lanes run along k. A chunk is kChunk elements of a row, in every dtype; widening it gives `kParts` vectors of products'
+// operands: of bf16 the even elements, then the odd ones; of fp16 and fp32 the first half, then the second; of native bf16
+// products the chunk itself. Activations are packed in the same order, group by group of kTokens tokens:
+// [chunk][token][part][lane], zero beyond k. So a group's operands are one forward stream, and tokens never compete for the
+// same cache sets as rows at a power-of-two distance do.
 //
 // Every output is one accumulator vector, fed chunk by chunk and part by part, then added across lanes by one fixed
 // tree. All tile shapes share that order, which is why the shape may follow the number of tokens.
 //
 // Many tokens take panel.h's way, which gives the same bits.
 //
-// A vector set V has: Acc, X, Raw, kLanes, kParts, kChunk (= kLanes * kParts), kTokens (largest group), rows_for(M),
-// zero, load, load_tail, part, load_x, fma, keep, sum4, pack_bf16,
+// A vector set V has: Acc, X, kLanes, kParts, kChunk (= kLanes * kParts), kTokens (largest group), rows_for(M),
+// zero, part(chunk, p) for each dtype that it serves, load_x, store_x, fma, keep, sum4,
 // kPanelTokens (0: no panels) and what panel.h needs. Unnamed namespace: see numeric.h.
 #pragma once
 #include "ffn_steps.h"
@@ -19,32 +20,22 @@
 
 namespace {
 
-#define APEXK_INLINE inline __attribute__((always_inline))
-
 // Where a tile's weights come from: `part(r, c, p)` is part p of chunk c of row r.
-template <class V>
-struct Bf16Rows {
-  const bf16 *w;
+template <class V, class E>
+struct WeightRows {
+  const E *w;
   int64_t stride;
-  APEXK_INLINE auto part(int r, int c, int p) const { return V::part(V::load(w + r * stride + c * V::kChunk), p); }
+  APEXK_INLINE auto part(int r, int c, int p) const { return V::part(w + r * stride + c * V::kChunk, p); }
 };
 
-template <class V>
-struct Bf16Tail {
-  const bf16 *w;
-  int64_t stride;
-  int n;  // elements left in each row
-  APEXK_INLINE auto part(int r, int, int p) const { return V::part(V::load_tail(w + r * stride, n), p); }
-};
-
-// Rows widened beforehand into the packed order, padded with zeros.
-template <class V>
-struct WideRows {
-  const typename V::X *w;
-  int64_t stride;
-  APEXK_INLINE auto part(int r, int c, int p) const {
-    return V::load_x(w + r * stride + c * V::kChunk + p * V::kLanes);
+// The last chunk of R rows, of which `n` elements are there.
+template <class V, class E, int R>
+struct LastChunk {
+  E rows[R][V::kChunk] = {};
+  LastChunk(const E *w, int64_t stride, int n) {
+    for (int r = 0; r < R; r++) __builtin_memcpy(rows[r], w + r * stride, n * sizeof(E));
   }
+  APEXK_INLINE auto part(int r, int, int p) const { return V::part(rows[r], p); }
 };
 
 template <class V, int R, int M, class Rows>
@@ -80,10 +71,10 @@ APEXK_INLINE void store_sums(const typename V::Acc (&acc)[R][M], float *tile) {
   }
 }
 
-// bf16 weights, widened in registers. Blocks of k keep a group's operands in the first-level cache while the rows pass
+// Weights are widened in registers. Blocks of k keep a group's operands in the first-level cache while the rows pass
 // by; the sums wait in `carry` from one block to the next.
-template <class V, int R, int M, bool kPrefetch>
-void tile_of_rows(const bf16 *w, int64_t stride, int rows, int k, const typename V::X *x, float *tile,
+template <class V, class E, int R, int M, bool kPrefetch>
+void tile_of_rows(const E *w, int64_t stride, int rows, int k, const typename V::X *x, float *tile,
                   typename V::Acc *carry) {
   constexpr int kBlock = 24576 / (M * V::kChunk * static_cast<int>(sizeof(typename V::X)));  // chunks
   const int chunks = k / V::kChunk, tail = k % V::kChunk;
@@ -93,11 +84,14 @@ void tile_of_rows(const bf16 *w, int64_t stride, int rows, int k, const typename
       typename V::Acc acc[R][M], *saved = carry + r * M;
 #pragma GCC unroll 32
       for (int i = 0; i < R * M; i++) acc[i % R][i / R] = first == 0 ? V::zero() : saved[i];
-      const Bf16Rows<V> now{w + r * stride, stride};
+      const WeightRows<V, E> now{w + r * stride, stride};
       for (int c = first; c < end; c++) {
         if (kPrefetch) {
 #pragma GCC unroll 8
-          for (int i = 0; i < R; i++) __builtin_prefetch(now.w + (R + i) * stride + c * V::kChunk);
+          for (int i = 0; i < R; i++) {
+            const E *next = now.w + (R + i) * stride + c * V::kChunk;
+            for (int at = 0; at < V::kChunk; at += 64 / static_cast<int>(sizeof(E))) __builtin_prefetch(next + at);
+          }
         }
         accumulate<V>(acc, now, x, c);
       }
@@ -107,44 +101,37 @@ void tile_of_rows(const bf16 *w, int64_t stride, int rows, int k, const typename
         continue;
       }
       if (tail) {
-        accumulate<V>(acc, Bf16Tail<V>{now.w + chunks * V::kChunk, stride, tail}, x + chunks * M * V::kChunk, 0);
+        const LastChunk<V, E, R> last(now.w + chunks * V::kChunk, stride, tail);
+        accumulate<V>(acc, last, x + chunks * M * V::kChunk, 0);
       }
       store_sums<V>(acc, tile + r);
     }
   }
 }
 
-template <class V, int R, int M>
-void tile_of_wide(const typename V::X *w, int64_t stride, int chunks, const typename V::X *x, float *tile) {
-  typename V::Acc acc[R][M];
-  for (int i = 0; i < R * M; i++) acc[i % R][i / R] = V::zero();
-  for (int c = 0; c < chunks; c++) accumulate<V>(acc, WideRows<V>{w, stride}, x, c);
-  store_sums<V>(acc, tile);
-}
-
 template <class V, class E>
 struct VectorPath {
   using Elem = E;
   using X = typename V::X;
-  static constexpr bool kIsBf16 = __is_same(E, bf16), kPanels = kIsBf16 && V::kPanelTokens > 0;
-  static constexpr int kWideRows = 4;  // a multiple of every rows_for(M)
+  static constexpr bool kPanels = V::kPanelTokens > 0;
 
   static int padded(int k) { return (k + V::kChunk - 1) / V::kChunk * V::kChunk; }
 
   static size_t packed_bytes(int tokens, int k) { return static_cast<size_t>(tokens) * padded(k) * sizeof(X); }
 
-  static size_t scratch_bytes(int k) {
-    const size_t rows = sizeof(typename V::Acc) * kTile * V::kTokens + sizeof(X) * kWideRows * padded(k);
-    if constexpr (kPanels) return rows < Panel<V>::kScratchBytes ? Panel<V>::kScratchBytes : rows;
-    return rows;
+  static size_t scratch_bytes(int) {
+    constexpr size_t kCarry = sizeof(typename V::Acc) * kTile * V::kTokens;
+    if constexpr (kPanels) return kCarry < Panel<V, E>::kScratchBytes ? Panel<V, E>::kScratchBytes : kCarry;
+    return kCarry;
   }
 
   static void pack_chunk(const E *values, int n, X *packed) {
-    if constexpr (kIsBf16) {
-      V::pack_bf16(values, n, packed);
-    } else {
-      for (int i = 0; i < V::kChunk; i++) packed[i % 2 * V::kLanes + i / 2] = i < n ? to_float(values[i]) : 0.0f;
+    if (n < V::kChunk) {
+      E whole[V::kChunk] = {};
+      __builtin_memcpy(whole, values, n * sizeof(E));
+      return pack_chunk(whole, V::kChunk, packed);
     }
+    for (int p = 0; p < V::kParts; p++) V::store_x(packed + p * V::kLanes, V::part(values, p));
   }
 
   static void pack_row(const E *values, int n, X *packed, int64_t step) {
@@ -158,7 +145,7 @@ struct VectorPath {
     for (int i = 0; i < n; i += V::kChunk) {
       float chunk[V::kChunk];
       pack_chunk(values + i, least(n - i, V::kChunk), chunk);
-      Panel<V>::put(to, groups.size(group), token - first, chunks, (at + i) / V::kChunk, chunk);
+      Panel<V, E>::put(to, groups.size(group), token - first, chunks, (at + i) / V::kChunk, chunk);
     }
   }
 
@@ -176,43 +163,21 @@ struct VectorPath {
                        void *scratch) {
     const X *x = static_cast<const X *>(packed);
     if constexpr (kPanels) {
-      if (tokens >= V::kPanelTokens) return Panel<V>::products(w, stride, rows, k, x, tokens, tile, scratch);
+      if (tokens >= V::kPanelTokens) return Panel<V, E>::products(w, stride, rows, k, x, tokens, tile, scratch);
     }
     const Groups groups(tokens, V::kTokens);
-    if constexpr (kIsBf16) {
-      for (int g = 0; g < groups.count; g++) {
-        with_size<V::kTokens>(groups.size(g), [&]<int M>() {
-          const int first = groups.first(g);
-          constexpr int R = V::rows_for(M);
-          const int whole = rows / R * R;
-          auto *carry = static_cast<typename V::Acc *>(scratch);
-          const X *group = x + static_cast<int64_t>(first) * padded(k);
-          float *sums = tile + first * kTile;
-          const auto form = g == 0 ? tile_of_rows<V, R, M, true> : tile_of_rows<V, R, M, false>;
-          form(w, stride, whole, k, group, sums, carry);
-          tile_of_rows<V, 1, M, false>(w + whole * stride, stride, rows - whole, k, group, sums + whole, carry);
-        });
-      }
-    } else {
-      X *wide = static_cast<X *>(scratch);
-      for (int r = 0; r < rows; r += kWideRows) {
-        const int count = least(kWideRows, rows - r);
-        for (int i = 0; i < count; i++) pack_row(w + (r + i) * stride, k, wide + i * padded(k), V::kChunk);
-        for (int g = 0; g < groups.count; g++) {
-          with_size<V::kTokens>(groups.size(g), [&]<int M>() {
-            constexpr int R = V::rows_for(M);
-            const int first = groups.first(g);
-            const X *group = x + static_cast<int64_t>(first) * padded(k);
-            float *sums = tile + first * kTile + r;
-            const int chunks = padded(k) / V::kChunk;
-            int i = 0;
-            for (; i + R <= count; i += R) {
-              tile_of_wide<V, R, M>(wide + i * padded(k), padded(k), chunks, group, sums + i);
-            }
-            for (; i < count; i++) tile_of_wide<V, 1, M>(wide + i * padded(k), padded(k), chunks, group, sums + i);
-          });
-        }
-      }
+    auto *carry = static_cast<typename V::Acc *>(scratch);
+    for (int g = 0; g < groups.count; g++) {
+      with_size<V::kTokens>(groups.size(g), [&]<int M>() {
+        const int first = groups.first(g);
+        constexpr int R = V::rows_for(M);
+        const int whole = rows / R * R;
+        const X *group = x + static_cast<int64_t>(first) * padded(k);
+        float *sums = tile + first * kTile;
+        const auto form = g == 0 ? tile_of_rows<V, E, R, M, true> : tile_of_rows<V, E, R, M, false>;
+        form(w, stride, whole, k, group, sums, carry);
+        tile_of_rows<V, E, 1, M, false>(w + whole * stride, stride, rows - whole, k, group, sums + whole, carry);
+      });
     }
   }
 };

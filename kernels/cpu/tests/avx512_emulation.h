@@ -19,15 +19,6 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 
 AVX512E_FUNCTION __m512i load(const void *p) { __m512i v; memcpy(&v, p, 64); return v; }
 
-AVX512E_FUNCTION __m512i load_words(__mmask32 mask, const void *p) {
-  uint16_t words[32];
-  for (int i = 0; i < 32; i++) {
-    words[i] = 0;
-    if (mask >> i & 1u) memcpy(&words[i], static_cast<const char *>(p) + 2 * i, 2);  // masked words are not touched
-  }
-  return load(words);
-}
-
 AVX512E_FUNCTION __m512 fma(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -61,6 +52,15 @@ AVX512E_FUNCTION __m256 half(__m512 a, int upper) {
 AVX512E_FUNCTION __m512i insert(__m512i a, __m128i quarter, int at) {
   memcpy(reinterpret_cast<char *>(&a) + 16 * at, &quarter, 16);
   return a;
+}
+
+AVX512E_FUNCTION __m512 widen_halves(__m256i halves) {
+  __m512 r;
+  for (int i = 0; i < 2; i++) {
+    const __m256 eight = _mm256_cvtph_ps(i == 0 ? _mm256_castsi256_si128(halves) : _mm256_extracti128_si256(halves, 1));
+    memcpy(reinterpret_cast<char *>(&r) + 32 * i, &eight, 32);
+  }
+  return r;
 }
 
 AVX512E_FUNCTION __m512 repeat(__m128 quarter) {
@@ -103,7 +103,6 @@ AVX512E_FUNCTION __m512 dpbf16(__m512 sum, __m512i a, __m512i b) {
 #define _mm512_set1_epi32(x) (__m512i)(avx512e::i32x16{} + (x))
 #define _mm512_loadu_si512(p) avx512e::load(p)
 #define _mm512_loadu_ps(p) (__m512)avx512e::load(p)
-#define _mm512_maskz_loadu_epi16(mask, p) avx512e::load_words(mask, p)
 #define _mm512_storeu_ps(p, v) (void)(*reinterpret_cast<__m512_u *>(p) = (v))
 #define _mm512_storeu_si512(p, v) (void)(*reinterpret_cast<__m512i_u *>(p) = (v))
 #define _mm512_castsi512_ps(v) (__m512)(v)
@@ -111,6 +110,7 @@ AVX512E_FUNCTION __m512 dpbf16(__m512 sum, __m512i a, __m512i b) {
 #define _mm512_extractf32x8_ps(v, upper) avx512e::half(v, upper)
 #define _mm512_castsi128_si512(v) avx512e::insert(__m512i{}, v, 0)
 #define _mm512_inserti32x4(a, quarter, at) avx512e::insert(a, quarter, at)
+#define _mm512_cvtph_ps(halves) avx512e::widen_halves(halves)
 #define _mm512_broadcast_f32x4(quarter) avx512e::repeat(quarter)
 #define _mm512_slli_epi32(v, n) (__m512i)((avx512e::u32x16)(v) << (n))
 #define _mm512_and_si512(a, b) ((a) & (b))

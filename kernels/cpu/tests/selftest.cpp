@@ -49,19 +49,37 @@ double random_value() {
   return static_cast<int32_t>(state) / 2147483648.0;
 }
 
-double as_bf16(double value) {
+// To nearest, ties to even: `digits` binary digits, no finer than 2^-`finest`.
+double rounded(double value, int digits, int finest) {
+  int exponent;
+  frexp(value, &exponent);
+  const double unit = ldexp(1.0, exponent - digits < -finest ? -finest : exponent - digits);
+  return nearbyint(value / unit) * unit;
+}
+
+double as(apexk_dtype dtype, double value) {
+  return dtype == APEXK_BF16 ? rounded(value, 8, 133) : dtype == APEXK_FP16 ? rounded(value, 11, 24) : static_cast<float>(value);
+}
+
+// The bits of a value that `as` gave.
+uint32_t bits_of(apexk_dtype dtype, double value) {
+  if (dtype == APEXK_FP16) {
+    int exponent;
+    const double magnitude = fabs(value), fraction = frexp(magnitude, &exponent);
+    const double bits = magnitude >= ldexp(1.0, -14) ? (exponent + 14) * 1024 + (fraction * 2048 - 1024) : ldexp(magnitude, 24);
+    return static_cast<uint32_t>(bits) | (signbit(value) ? 0x8000u : 0u);
+  }
   const float f = static_cast<float>(value);
   uint32_t u;
   memcpy(&u, &f, 4);
-  u = (u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u;
-  float rounded;
-  memcpy(&rounded, &u, 4);
-  return rounded;
+  return dtype == APEXK_BF16 ? u >> 16 : u;
 }
+
+constexpr const char *kNames[] = {"bf16", "fp16", "fp32"};
 
 struct Case {
   int tokens, hidden, intermediate;
-  bool bf16;
+  apexk_dtype dtype;
 };
 constexpr int kExperts = 3, kTopk = 2;
 
@@ -74,29 +92,26 @@ struct Data {
   std::vector<float> topk_weights;
   std::vector<uint64_t> blocks;
 
-  static void store(char *to, size_t index, size_t width, double value) {
-    const float f = static_cast<float>(value);
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    const uint16_t high = static_cast<uint16_t>(u >> 16);
-    memcpy(to + index * width, width == 2 ? static_cast<const void *>(&high) : &f, width);
+  void store(char *to, size_t index, double value) const {
+    const uint32_t u = bits_of(c.dtype, value);
+    memcpy(to + index * width, &u, width);  // little-endian: the lower half is the first
   }
 
   explicit Data(const Case &one)
       : c(one),
         block_elements(static_cast<size_t>(3) * c.hidden * c.intermediate),
-        width(c.bf16 ? 2 : 4),
+        width(c.dtype == APEXK_FP32 ? 4 : 2),
         weights(kExperts * block_elements * width),
         x(static_cast<size_t>(c.tokens) * c.hidden * width) {
     state = 77u + c.tokens * 31 + c.hidden;
-    const auto value = [&] { return c.bf16 ? as_bf16(random_value()) : static_cast<float>(random_value()); };
+    const auto value = [&] { return as(c.dtype, random_value()); };
     for (size_t i = 0; i < kExperts * block_elements; i++) {
-      weight_values.push_back(c.bf16 ? as_bf16(0.3 * value()) : static_cast<float>(0.3 * value()));
-      store(weights.data, i, width, weight_values[i]);
+      weight_values.push_back(as(c.dtype, 0.3 * value()));
+      store(weights.data, i, weight_values[i]);
     }
     for (size_t i = 0; i < static_cast<size_t>(c.tokens) * c.hidden; i++) {
       x_values.push_back(value());
-      store(x.data, i, width, x_values[i]);
+      store(x.data, i, x_values[i]);
     }
     for (int e = 0; e < kExperts; e++) {
       blocks.push_back(reinterpret_cast<uint64_t>(weights.data + e * block_elements * width));
@@ -121,7 +136,7 @@ struct Data {
     call.topk = kTopk;
     call.num_experts = call.expert_count = kExperts;
     call.id_bytes = 4;
-    call.dtype = c.bf16 ? APEXK_BF16 : APEXK_FP32;
+    call.dtype = c.dtype;
     return call;
   }
 
@@ -136,8 +151,7 @@ struct Data {
           gate += w[static_cast<size_t>(i) * H + k] * row[k];
           up += w[static_cast<size_t>(I + i) * H + k] * row[k];
         }
-        const double value = gate / (1 + exp(-gate)) * up;
-        h[i] = c.bf16 ? as_bf16(value) : value;
+        h[i] = as(c.dtype, gate / (1 + exp(-gate)) * up);
       }
       for (int r = 0; r < H; r++) {
         double y = 0;
@@ -164,9 +178,10 @@ void check_values(apexk_pool *pool, const Case &c) {
     all += want[i] * want[i];
   }
   // A value between two roundings of the activated row may fall either way: rarely, so the mean stays small.
-  const double most = c.bf16 ? 1e-3 : 1e-5, mean = c.bf16 ? 2e-4 : 1e-5;
+  const bool wide = c.dtype == APEXK_FP32;
+  const double most = wide ? 1e-5 : 1e-3, mean = wide ? 1e-5 : 2e-4;
   NEED(error <= most * largest && squares <= mean * mean * all, "T %d H %d I %d %s: off by %.1e of the largest, mean %.1e",
-       c.tokens, c.hidden, c.intermediate, c.bf16 ? "bf16" : "fp32", error / largest, sqrt(squares / all));
+       c.tokens, c.hidden, c.intermediate, kNames[c.dtype], error / largest, sqrt(squares / all));
 
   std::vector<float> sums(static_cast<size_t>(c.tokens) * c.hidden, NAN);
   apexk_ffn_call summed = data.call(sums.data());
@@ -191,7 +206,7 @@ void check_values(apexk_pool *pool, const Case &c) {
 
 // Two threads submit to one pool; jobs are waited for, or given back at once.
 void check_jobs(apexk_pool *pool) {
-  const Data data({5, 40, 72, true});
+  const Data data({5, 40, 72, APEXK_BF16});
   const size_t floats = static_cast<size_t>(5) * kTopk * 40;
   std::vector<float> want(floats);
   apexk_ffn_call call = data.call(want.data());
@@ -227,8 +242,10 @@ void check_isa(const char *name) {
   // 100 tokens: about 67 of an expert, enough for panels.
   const int sizes[][2] = {{8, 40}, {40, 8}, {100, 70}, {31, 97}, {64, 70}, {1100, 33}};
   for (const auto &size : sizes) {
-    for (const int tokens : {1, 2, 5, 6, 13, 17, 35, 100}) check_values(pool, {tokens, size[0], size[1], true});
-    check_values(pool, {7, size[0], size[1], false});
+    for (const int tokens : {1, 2, 5, 6, 13, 17, 35, 100}) check_values(pool, {tokens, size[0], size[1], APEXK_BF16});
+    for (const apexk_dtype dtype : {APEXK_FP16, APEXK_FP32}) {
+      for (const int tokens : {7, 100}) check_values(pool, {tokens, size[0], size[1], dtype});
+    }
   }
   check_jobs(pool);
   apexk_pool_destroy(pool);

@@ -84,7 +84,7 @@ def test_lower_objects_hold_no_higher_instruction(native):
     for unit in build.sources():
         text = disassembly(native / f"{unit}.o")
         wide, mid = bool(re.search("%zmm|%k[0-7]", text)), "%ymm" in text
-        assert wide == (unit in ("ffn_avx512", "ffn_avx512_bf16", "ffn_amx")), unit
+        assert wide == unit.startswith(("ffn_avx512", "ffn_amx")), unit
         assert mid == unit.startswith(("ffn_a",)), unit
     assert "tdpbf16ps" in disassembly(native / "ffn_amx.o")
     assert "vdpbf16ps" in disassembly(native / "ffn_avx512_bf16.o")

@@ -6,7 +6,7 @@
 #include "../../src/kernels.h"
 
 namespace apexk {
-extern const Kernels kAvx2Bf16, kAvx512Bf16, kAvx512Fp32, kAvx512PairsBf16, kAmxTilesBf16;
+extern const Kernels kAvx2Bf16, kAvx2Fp16, kAvx512Bf16, kAvx512Fp16, kAvx512Fp32, kAvx512PairsBf16, kAmxTilesBf16;
 }
 
 namespace {
@@ -81,7 +81,9 @@ void all() {
   constexpr int kSizes[][2] = {{kHidden, kIntermediate}, {100, 70}};
   for (const auto &size : kSizes) {
     run("avx2", apexk::kAvx2Bf16, APEXK_BF16, size[0], size[1]);
+    run("avx2 fp16", apexk::kAvx2Fp16, APEXK_FP16, size[0], size[1]);
     run("avx512", apexk::kAvx512Bf16, APEXK_BF16, size[0], size[1]);
+    run("avx512 fp16", apexk::kAvx512Fp16, APEXK_FP16, size[0], size[1]);
     run("avx512 fp32", apexk::kAvx512Fp32, APEXK_FP32, size[0], size[1]);
     run("avx512_bf16", apexk::kAvx512PairsBf16, APEXK_BF16, size[0], size[1]);
     run("amx", apexk::kAmxTilesBf16, APEXK_BF16, size[0], size[1]);
