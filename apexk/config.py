@@ -28,6 +28,7 @@ DEFAULTS = {
     "in_flight": "finish",
     "prefetch_protects": "predicted",
     "pool_scope": None,
+    "gpus": 1,
 }
 
 
@@ -65,7 +66,8 @@ class ApexConfig:
     cost: "affine" | "rates"; rate_ema, forgetting: of the cost models; utility_decay: per step; evict: rule of `apexk.policy.evict`, None: the policy's own;
     resident_first: resident experts run before the copies land; in_flight: "finish" | "abort" the prefetch that runs at a
     routing event; prefetch_protects: "predicted" | "in_use" residents are safe from a prefetch;
-    pool_scope: "layer" (each layer has `pool` slots of its own) | "global" (all slots are for any layer), None: the policy's own.
+    pool_scope: "layer" (each layer has `pool` slots of its own) | "global" (all slots are for any layer), None: the policy's own;
+    gpus: modelled by `apexk simulate` (see `apexk.sim.gpus`); a swapped model has one.
     """
 
     policy: str = "apex"
@@ -90,6 +92,7 @@ class ApexConfig:
     in_flight: str | None = None
     prefetch_protects: str | None = None
     pool_scope: str | None = None
+    gpus: int | None = None
 
     def __post_init__(self):
         for name, kinds in (("policy", str), ("hardware", (str, os.PathLike)), ("timeline", (str, os.PathLike, type(None)))):
@@ -97,6 +100,8 @@ class ApexConfig:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; wanted a {'name' if kinds is str else 'path'}")
         if self.pool_scope not in (None, *SCOPES):
             raise ValueError(f"pool_scope is {self.pool_scope!r}; there are {', '.join(SCOPES)}")
+        if self.gpus is not None and (type(self.gpus) is not int or self.gpus < 1):
+            raise ValueError(f"gpus is {self.gpus!r}; wanted a number, at least 1")
         policy = registry.get(self.policy)
         policy.scope(self.pool_scope)
         if policy.defers and self.device == "cuda":

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         specs = [TraceSpec(preset, args.model, batch, args.steps, args.phase)
                  for preset, batch in itertools.product(args.preset, args.batch)]
+    if dict(config).get("gpus", 1) != 1 and any(name in references.NAMES for name in policies):
+        raise ValueError("--set gpus: oracle_p, foretold, belady, clairvoyant and all_resident know what one GPU costs: add --no-references")
     changes = tuple(map(constant, args.change))
     cells = [
         Cell(spec, machine, policy, pool, args.refit, args.scale_experts, args.warmup, config, changes, args.popularity)
@@ -109,6 +111,8 @@ def show(rows) -> str:
     from apexk.sim.page import machine_name
 
     head = ["policy", "trace", "batch", "hardware", "pool", "tokens/s", "+-", "% clairvoyant", "CPU ms", "GPU ms", "estimate off", "exact", "spec", "hits"]
+    several = any(dict(r.cell.config).get("gpus", 1) != 1 for r in rows)
+    head += ["busiest GPU"] if several else []
     lines = [head]
     for r in rows:
         m, half = r.mean, r.half["tokens_per_s"]
@@ -117,9 +121,9 @@ def show(rows) -> str:
         lines.append([r.cell.policy, Path(spec.path).name if spec.path else spec.preset, "-" if spec.path else str(spec.batch),
                       machine_name(r.cell.machine), str(r.cell.pool), f"{m['tokens_per_s']:.2f}", "-" if half is None else f"{half:.2f}", share,
                       f"{m['cpu_path_ms_per_layer']:.2f}", f"{m['gpu_path_ms_per_layer']:.2f}", f"{100 * m['estimate_error']:.2f} %" if m["estimate_error"] else "-", f"{m['exact_per_layer']:.2f}",
-                      f"{m['speculative_per_layer']:.2f}", f"{m['hit_rate']:.3f}"])
+                      f"{m['speculative_per_layer']:.2f}", f"{m['hit_rate']:.3f}", *([f"x {m['gpu_imbalance']:.2f}"] if several else [])])
     speed = sorted(r.mean["layer_steps_per_s"] for r in rows)[len(rows) // 2]
-    return table(lines) + f"\n\nmodelled times; estimate off: mean of |estimated longer path / taken - 1|; paths, exact and speculative copies per layer; {speed:.0f} layer-steps/s a process (median)"
+    return table(lines) + f"\n\nmodelled times; estimate off: mean of |estimated longer path / taken - 1|; paths, exact and speculative copies per layer; {'busiest GPU: its pairs over the average one; ' if several else ''}{speed:.0f} layer-steps/s a process (median)"
 
 
 def check_traces(paths: list[str], popularity: str | None) -> None:

@@ -70,7 +70,7 @@ class Observer:
             gpu_pairs=layer.gpu_pairs,
             gpu_ms=sum(end - start for start, end in launched) if launched else None,
             copies=len(copied),
-            copy_ms=copied[-1][1] - copied[0][0] if copied else None,
+            copy_ms=max(end for _, end in copied) - min(start for start, _ in copied) if copied else None,
         )
         self._policy.observe(layer.at.phase, seen)
         totals = self._totals[layer.at.phase]

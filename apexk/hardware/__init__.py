@@ -3,7 +3,8 @@
 A file holds cost lines for the CPU path (`c0 + a*experts + b*pairs`), exact copies (`s0 + t1*copies`), speculative copies
 (`s_sp + t1` each), the GPU's grouped FFN (`g0 + g1*experts + g2*pairs`; a second launch in the same layer pays `g_wave`
 in place of `g0`), and the dense part of a layer (`o_att` before the router, `o_post` after the merge). `kappa` is
-measured layer time over path time; what exceeds 1 is shown as an operation of its own, `unattributed`.
+measured layer time over path time; what exceeds 1 is shown as an operation of its own, `unattributed`. A file may have
+what several GPUs pay to send rows to one another before a layer's merge (`exchange`: `e0 + e1` each pair that moves).
 """
 
 from __future__ import annotations
@@ -56,8 +57,14 @@ class LayerCosts:
 
 
 @dataclass(frozen=True)
+class ExchangeCosts:
+    e0: float
+    e1: float
+
+
+@dataclass(frozen=True)
 class Hardware:
-    """One machine's costs in milliseconds; `source` is the file it was read from."""
+    """One machine's costs in milliseconds; `source` is the file it was read from. `exchange` may be missing (None)."""
 
     name: str
     about: str
@@ -68,6 +75,7 @@ class Hardware:
     layer: LayerCosts
     overrides: dict
     source: str
+    exchange: ExchangeCosts | None = None
 
     def cpu_ms(self, experts: int, pairs: int) -> float:
         if experts == 0 and not self.cpu.fixed_when_empty:
@@ -114,7 +122,7 @@ def changed(machine: Hardware, name: str, value: float) -> Hardware:
     """`machine` with one constant replaced, named as "cpu.c0". Raises ValueError as `load` does."""
     section, _, key = name.partition(".")
     part = getattr(machine, section, None)
-    if type(part) not in (CpuCosts, LinkCosts, GpuCosts, LayerCosts) or type(getattr(part, key, None)) not in (int, float):
+    if type(part) not in (CpuCosts, LinkCosts, GpuCosts, LayerCosts, ExchangeCosts) or type(getattr(part, key, None)) not in (int, float):
         raise ValueError(f"hardware has no constant {name!r}; name one as cpu.c0, link.s0, link.t1, layer.kappa, ...")
     if wrong := _wrong(name, value):
         raise ValueError(f"{name} is {str(value)[:40]}, wanted {wrong}")
@@ -194,4 +202,5 @@ def _from_dict(data, source: str) -> Hardware:
         layer=part("layer", LayerCosts),
         overrides=dict(overrides),
         source=source,
+        exchange=part("exchange", ExchangeCosts) if "exchange" in data else None,
     )

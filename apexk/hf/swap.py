@@ -43,6 +43,8 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
     """`swap`; with a `filled` store (the loader's) the model's own expert parameters are only placeholders of the right shapes."""
     if not isinstance(config, ApexConfig):
         raise TypeError(f"config is {type(config).__name__}, wanted ApexConfig")
+    if config.gpus not in (None, 1):
+        raise ValueError(f"gpus is {config.gpus}: several GPUs are modelled by apexk simulate (--set gpus={config.gpus}), a model runs with one: leave gpus out")
     machine = hardware.load(config.hardware)
     experts = find_experts(model)
     for layer, (name, block) in enumerate(zip(experts.names, experts.blocks, strict=True)):

@@ -95,6 +95,16 @@ class Policy:
         """Slots a layer that the policy needs beside its `capacity` residents; they start empty."""
         return 0
 
+    def further_slots(self, shape: ModelShape, pool: int, gpus: int) -> int:
+        """Where there are several GPUs (a simulation): of each one's `pool` slots a layer, those for further copies of experts that another GPU holds.
+        Asked before `start`, whose capacity is that of the other slots of all GPUs."""
+        return 0
+
+    def replicate(self, layer: int, prediction: Prediction, copies: Mapping[int, int]) -> tuple[Sequence[int], Sequence[int]]:
+        """(experts that a further GPU should hold, most wanted first; those whose further copies may go, in order) of the next layer. `copies`: how
+        many further copies there are, by expert. Called after each layer, if `speculates` and there are further slots."""
+        return (), ()
+
     def initial(self, layer: int) -> tuple[int, ...]:
         """Residents before the first step: the most popular experts, or evenly spaced ids from a seeded start."""
         experts, capacity = self.shape.experts, self.capacity

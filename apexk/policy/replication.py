@@ -25,7 +25,9 @@ class Replication(Policy):
 
     Overloaded: more than `theta` times the mean load of a layer's active experts. What the next layer will see is half its
     last load, half its router's prediction (`predictor="mix"`), or what a recurrent predictor expects (a file that `apexk train-predictor
-    --kind recurrent` wrote); a replica is copied ahead, or at once where that shortens the longer path.
+    --kind recurrent` wrote); a replica is copied ahead, or at once where that shortens the longer path. `split`: an overloaded expert
+    with a slot may leave some of its pairs to the CPU. On several GPUs (`apexk simulate --set gpus=4`) a `further` share of each one's slots, or
+    those that are left once every expert has one ("rest"), is for copies of overloaded experts that another GPU holds.
     """
 
     name = "replication"
@@ -36,12 +38,12 @@ class Replication(Policy):
     waits_in_flight = True
 
     def __init__(self, options: PolicyOptions = DEFAULTS, theta: float = 2.0, spare: float = 0.25, predictor: str = "mix",
-                 split: bool = True):
-        for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0)):
+                 split: bool = True, further: float | str = "rest"):
+        for what, value, low, high in (("theta", theta, 1.0, 1e6), ("spare", spare, 0.0, 1.0), ("further", 0 if further == "rest" else further, 0.0, 1.0)):
             require_number("replication", what, value, low, high)
         require_bool("replication", "split", split)
         super().__init__(options)
-        self.theta, self.spare, self.split = theta, spare, split
+        self.theta, self.spare, self.split, self.further = theta, spare, split, further
         self.predictor = None if predictor == "mix" else read(predictor, "recurrent")
 
     def start(self, shape: ModelShape, capacity: int, *rest, **more) -> None:
@@ -56,8 +58,11 @@ class Replication(Policy):
 
     @property
     def replicas(self) -> int:
-        """Slots a layer for them."""
-        return round(self.spare * self.capacity)
+        """Slots a layer for them, no more than there would be experts without a slot."""
+        return min(round(self.spare * self.capacity), self.shape.experts - self.capacity)
+
+    def further_slots(self, shape: ModelShape, pool: int, gpus: int) -> int:
+        return max(0, pool - -(-shape.experts // gpus)) if self.further == "rest" else round(self.further * pool)
 
     def initial(self, layer: int) -> tuple[int, ...]:
         return super().initial(layer)[: self.capacity - self.replicas]
@@ -81,9 +86,19 @@ class Replication(Policy):
             chances = self.predictor.chances(layer_next, self.tokens, prediction.loads)
             heavy = above(chances, self.tokens, self.theta)
         else:
-            last = self.last[layer_next]
-            heavy = overloaded({e: 0.5 * last.get(e, 0) + 0.5 * prediction.loads.get(e, 0) for e in {*last, *prediction.loads}}, self.theta)
+            heavy = overloaded(self._mix(layer_next, prediction), self.theta)
         return tuple(e for e in heavy if e not in resident)[: self.replicas]
+
+    def replicate(self, layer: int, prediction: Prediction, copies: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """Those whose share on each GPU that holds them would still be overloaded; by the mix, whatever the predictor."""
+        expected, below = self._mix(layer, prediction), self.below[layer]
+        limit = self.theta * mean(expected)
+        wanted = [e for e in overloaded(expected, self.theta) if expected[e] > limit * (1 + copies.get(e, 0))]
+        return wanted, [e for e in sorted(copies) if below.get(e, 0) >= IDLE_STEPS]
+
+    def _mix(self, layer: int, prediction: Prediction) -> dict[int, float]:
+        last = self.last[layer]
+        return {e: 0.5 * last.get(e, 0) + 0.5 * prediction.loads.get(e, 0) for e in {*last, *prediction.loads}}
 
     def victims(self, layer: int, candidates: Collection[int], count: int, step: int) -> tuple[int, ...]:
         """Idle replicas first; residents that stay last."""
@@ -97,13 +112,13 @@ class Replication(Policy):
     def on_layer_done(self, layer: int, step: int, phase: Phase, loads: Mapping[int, int]) -> None:
         super().on_layer_done(layer, step, phase, loads)
         busy = {e for e, load in loads.items() if load >= 0.5 * self.theta * mean(loads)}
-        self.below[layer] = {e: 0 if e in busy else self.below[layer].get(e, 0) + 1 for e in range(self.shape.experts) if e not in self.stay[layer]}
+        self.below[layer] = {e: 0 if e in busy else self.below[layer].get(e, 0) + 1 for e in range(self.shape.experts)}
         self.last[layer] = loads
         if self.predictor is not None:
             self.predictor.learn(layer, loads)
 
     def _idle(self, layer: int) -> frozenset[int]:
-        return frozenset(e for e, steps in self.below[layer].items() if steps >= IDLE_STEPS)
+        return frozenset(e for e, steps in self.below[layer].items() if steps >= IDLE_STEPS and e not in self.stay[layer])
 
 
 def mean(loads: Mapping[int, float]) -> float:

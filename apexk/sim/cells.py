@@ -74,7 +74,8 @@ class Row:
 
 #: figures of a run, per layer and step where the name says so
 FIGURES = ("tokens_per_s", "ms_per_step", "cpu_path_ms_per_layer", "gpu_path_ms_per_layer", "exact_per_layer", "speculative_per_layer",
-           "used_per_layer", "hit_rate", "cpu_share", "active_per_layer", "bytes_per_step", "guarded_per_layer", "estimate_error", "layer_steps_per_s")
+           "used_per_layer", "hit_rate", "cpu_share", "active_per_layer", "bytes_per_step", "guarded_per_layer", "estimate_error", "layer_steps_per_s",
+           "gpu_imbalance")
 
 
 @lru_cache(maxsize=4)
@@ -161,6 +162,7 @@ def figures(run) -> dict[str, float]:
         "active_per_layer": t.active / layers, "cpu_share": t.cpu_pairs / pairs if pairs else 0.0, "bytes_per_step": t.bytes / max(t.steps, 1),
         "guarded_per_layer": getattr(run.engine.policy, "guarded_layers", 0) / max(run.layer_steps, 1),
         "estimate_error": report["mean_estimate_error"], "layer_steps_per_s": run.layer_steps / run.seconds if run.seconds else 0.0,
+        "gpu_imbalance": getattr(run.engine.device, "imbalance", 1.0),
     }  # fmt: skip
     return {name: 0.0 if value is None else value for name, value in values.items()}
 

@@ -19,6 +19,7 @@ from apexk.policy import registry
 from apexk.policy.base import Policy
 from apexk.policy.types import CostPrior, ModelShape
 from apexk.sim.demand import Demand
+from apexk.sim.gpus import SeveralGpus
 from apexk.timeline.writer import Timeline
 
 log = logging.getLogger("apexk.sim")
@@ -48,7 +49,8 @@ def prior_of(machine: Hardware) -> CostPrior:
 def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Policy], pool: int, *, warmup: int = 10, config: dict | None = None,
              timeline: Timeline | None = None, popularity: Sequence[Sequence[float]] | None = None, seed: int = 0,
              prior: CostPrior | None = None, watch: Callable[[Engine, int, int], None] | None = None) -> Run:
-    """Runs `demand` under `policy` (a name, or a callable that makes one from options) with `pool` slots a layer.
+    """Runs `demand` under `policy` (a name, or a callable that makes one from options) with `pool` slots a layer, on each GPU where `config` says
+    several (`gpus`).
 
     The first `warmup` steps are run and not counted. `config` holds settings of `ApexConfig` (cost, resident_first, ...).
     Cost models start from the hardware file's own costs, or from `prior`. `watch(engine, step, layer)` is called after each
@@ -67,11 +69,13 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
                          "record the trace under a policy that looks as far (apexk trace record --policy mira)")
     if chosen.speculates and chosen.look_ahead > reach:
         log.warning("%s looks %d layers ahead, the predictions of %s reach %d", chosen.name, chosen.look_ahead, demand.source, reach)
-    shape = ModelShape(demand.layers, demand.experts, demand.topk)
+    shape, gpus = ModelShape(demand.layers, demand.experts, demand.topk), settings["gpus"].value
+    further = chosen.further_slots(shape, pool, gpus) if gpus > 1 else 0
+    pool = min(demand.experts, gpus * (pool - further))  # slots a layer that the engine knows of
     chosen.start(shape, pool, prior or prior_of(machine), demand.popularity if popularity is None else popularity, seed)
     timeline = timeline or Timeline(None)
     moved = machine.model.get("bytes_per_expert", BYTES_PER_EXPERT)
-    device = VirtualDevice(machine, timeline, moved)
+    device = VirtualDevice(machine, timeline, moved) if gpus == 1 else SeveralGpus(machine, timeline, moved, gpus=gpus, policy=chosen, further=further)
     rules = EngineSettings(**{f.name: settings[f.name].value for f in fields(EngineSettings) if f.name in settings})
     engine = Engine(shape, pool, device, chosen, rules, timeline, moved)
 
@@ -80,6 +84,8 @@ def simulate(demand: Demand, machine: Hardware, policy: str | Callable[..., Poli
     for number, step in enumerate(demand.steps):
         if number == warmup:
             before = {phase: copy(t) for phase, t in engine.totals.items()}
+            if gpus > 1:
+                device.forget()
         for layer in range(demand.layers):
             predicted = step.seen_from(layer, chosen.look_ahead)
             rows = Rows(tokens=step.tokens, topk=demand.topk, loads=step.loads[layer], predicted=predicted)

@@ -73,6 +73,11 @@ def test_each_side_computes_and_is_timed_for_its_own_pairs(capacity):
         if host:
             cpu_pairs += pairs
             assert row["end_ns"] - row["start_ns"] == round(PAPER.cpu_ms(len(row["experts"]), pairs) * 1e6)
+    for place in plans:
+        here = [row for row in timeline.rows if (row["step"], row["layer"]) == place]
+        written = {name for row in here if row["kind"] in ("host.ffn", "gpu.resident", "gpu.arrived") for name in row["writes"]}
+        (merged,) = (row for row in here if row["kind"] == "combine")
+        assert set(merged["reads"]) == written, "the merge waits for both sides of an expert"
     assert cpu_pairs == engine.totals["decode"].cpu_pairs and any(decision["choice"]["split"] for decision in plans.values())
 
 
@@ -84,6 +89,22 @@ def test_cost_models_learn_from_each_sides_pairs():
     for pairs in (3, 30):
         assert costs.cpu_ms(5, pairs) == pytest.approx(PAPER.cpu_ms(5, pairs), rel=1e-6)
         assert costs.gpu_ms(5, pairs) == pytest.approx(PAPER.gpu_ms(5, pairs, True), rel=1e-6)
+
+
+def test_in_parts_the_gpus_pairs_are_those_of_the_first_tokens():
+    """Of each expert as many as the plan says, over all parts."""
+    timeline = Timeline(None, keep=True)
+    in_parts(SPLITS, RULES[0], timeline)
+    steps, _ = trace(3, 6)
+    on_gpu, wanted = {}, {}
+    for row in timeline.rows:
+        place = row["step"], row["layer"]
+        if row["kind"] == "plan":
+            choice, loads = row["decision"]["choice"], steps[place[0]][0][place[1]]
+            wanted[place] = sum((loads | dict(choice["split"]))[e] for e in (*choice["gpu_resident"], *choice["exact_fetch"]))
+        if row["kind"].startswith("gpu"):
+            on_gpu[place] = on_gpu.get(place, 0) + row["tokens"]
+    assert on_gpu == {place: pairs for place, pairs in wanted.items() if pairs}
 
 
 @pytest.mark.parametrize("failing", [0.2, 1.0])

@@ -13,7 +13,7 @@ def test_every_constant_is_marked(name):
     machine = hardware.load(name)
     said = json.loads((hardware._HERE / f"{name}.json").read_text())["provenance"]
     marked = {key.strip() for keys in said for key in keys.split(",")}
-    constants = {f.name for part in (machine.cpu, machine.link, machine.gpu, machine.layer) for f in fields(part)}
+    constants = {f.name for part in (machine.cpu, machine.link, machine.gpu, machine.layer, machine.exchange) for f in fields(part)}
     assert marked == constants
     assert all(text.split(":")[0].split(";")[0].split()[0] in ("measured", "fitted", "assumed") for text in said.values())
 
