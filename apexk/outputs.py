@@ -58,7 +58,7 @@ def writing(path: Path, *, keep: bool = True) -> Iterator[Path]:
         # with the last of its name, by which some writers choose a form
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=final.name[-64:], dir=final.parent)
     except OSError as error:
-        raise type(error)(f"{path} cannot be written: {error.strerror}") from error
+        raise _unwritable(path, error) from error
     os.close(descriptor)
     part = Path(name)
     try:
@@ -66,17 +66,22 @@ def writing(path: Path, *, keep: bool = True) -> Iterator[Path]:
         if keep:
             part.chmod(final.stat().st_mode & 0o777 if final.exists() else 0o666 & ~_umask())
             os.replace(part, final)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, name):  # worded already, or of another file
+            raise
+        raise _unwritable(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> OSError:
+    return type(error)(f"{path} cannot be written: {error.strerror}")
 
 
 def write_text(path: Path, text: str) -> None:
     """`text` as UTF-8, whole or not at all."""
     with writing(path) as part:
-        try:
-            part.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise type(error)(f"{path} cannot be written: {error.strerror}") from error
+        part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: object) -> None:

@@ -32,6 +32,8 @@ class System:
 SYSTEMS = (
     System("apex", "apex", "copies misses until both sides end together, prefetches the next layer; a long prefill's copies go through a few slots in waves",
            "1.43x over no assignment (Apex paper, Table 3)"),
+    System("apex_int8", "apex", "the same with int8 copies", payload="int8"),
+    System("apex_int4", "apex", "the same with int4 copies", payload="int4"),
     System("apex_paper", "apex_paper", "the same by the paper's letter: rates, residents wait", "1.43x over no assignment (Apex paper, Table 3)"),
     System("fiddler_static", "fiddler_static", "popular experts stay, misses run on the CPU; nothing moves",
            "1.26x at one request, 1.30x in long prefills (arXiv 2402.07033, abstract)"),

@@ -61,6 +61,11 @@ def combine_of(rows: Rows, experts: Iterable[int]) -> Names:
     return combine(experts, rows.buffer, rows.start if rows.summed else None, rows.late and (rows.late[0].buffer, rows.late[1]), rows.sides)
 
 
+def is_late(writes: Iterable[str]) -> bool:
+    """Whether an operation fills rows that the next layer adds."""
+    return any(name.startswith(tuple(f"{_rows(buffer)}." for buffer in LATE)) for name in writes)
+
+
 def _pairs(experts: Iterable[int], buffer: int | None, sides: Sides = NONE) -> list[str]:
     rows = _rows(buffer)
     return [f"{rows}.e{e}{side and '.'}{side}" for e in experts for side in sides.get(e, ("",))]

@@ -18,7 +18,7 @@ import torch
 from apexk.device.base import LATE, At, CopyFailed, Event, Router, Rows, Ticket, wait_for
 from apexk.engine.observe import LayerEvents
 from apexk.engine.runtime import Engine, Late
-from apexk.policy import check_plan, decision_to_dict
+from apexk.policy import PlanError, check_plan, decision_to_dict
 from apexk.policy.types import Plan, Prediction, RouteView
 
 MOST_PARTS = 128  # of one input; the CPU's queue holds the jobs of all
@@ -222,14 +222,18 @@ def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: Rou
     whose copy failed.
 
     The first wave spares the active residents; they have been launched, so later waves may take their slots too, but for
-    those that the policy holds. Policies that keep nothing use the free slots only, and free them again.
+    those that the policy holds. Policies that keep nothing use the free slots where there are some, and free them again.
+    Raises `PlanError` where a wave finds no slot.
     """
     slots, keeps = engine.slots[events.at.layer], engine.policy.keeps_fetched
     waiting = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
-    landing = plan.exact_fetch[: len(plan.exact_fetch) - len(waiting)]  # a prefetch under way has its slot already
+    landing = tuple(e for e in plan.exact_fetch if e not in waiting)  # a prefetch under way has its slot already
     spared, held, read, failed = frozenset(view.loads), engine.policy.holds(view), (), []
     while waiting or landing:
-        room = engine.places.available(events.at.layer, spared) if keeps else slots.free_count
+        room = (0 if keeps else slots.free_count) or _room(engine, events.at.layer, spared)
+        if not room and not landing and spared is held:
+            raise PlanError(f"policy {engine.policy.name!r}, layer {events.at.layer}, step {events.at.step}: {len(waiting)} copies are still to come in waves, and "
+                            f"the {len(slots.resident())} residents are held: a plan in waves must leave them a slot")
         wave, waiting = waiting[:room], waiting[room:]
         lost = _issue(engine, events, wave, spared, read)
         failed += lost
@@ -241,6 +245,17 @@ def _run_waves(engine: Engine, events: LayerEvents, parts: list[Rows], view: Rou
                 slots.evict(expert)
         landing, spared, read = (), held, wait_for(events.launches[-1][1] if events.launches else None)
     return tuple(failed)
+
+
+def _room(engine: Engine, layer: int, spared: frozenset[int]) -> int:
+    """Slots that a wave's copies may take."""
+    room = engine.places.available(layer, spared)
+    if not room:  # what is still on its way and not for this layer's plan may go as well: a copy into its slot follows it on the channel
+        for slots in engine.slots if engine.shared else (engine.slots[layer],):
+            for expert in slots.loading() - spared if slots.layer == layer else slots.loading():
+                slots.land(expert)
+        room = engine.places.available(layer, spared)
+    return room
 
 
 def _launch(engine: Engine, events: LayerEvents, rows: Rows, experts: tuple[int, ...], kind: str) -> None:

@@ -80,6 +80,8 @@ def find_experts(model: nn.Module) -> Experts:
         raise UnsupportedModel(f"{what}: sparse blocks differ: {shapes}")
     experts, hidden, intermediate, dtype, activation = next(iter(shapes.values()))
     topk = _topk(family, found[0][1], config)
+    if not 1 <= topk <= experts:
+        raise UnsupportedModel(f"{what}: each token chooses {topk} of {experts} experts; wanted 1..{experts}: see num_experts_per_tok in its configuration")
     layout = family.layout_for(getattr(found[0][1], family.experts))
     return Experts(model_type, family, layout, tuple(n for n, _ in found), tuple(b for _, b in found), experts, topk, hidden,
                    intermediate, dtype, activation)

@@ -107,6 +107,19 @@ def test_a_write_that_ends_early_leaves_the_older_file(tmp_path, ends):
     assert json.loads(path.read_text()) == {"n": 1} and [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
+@pytest.mark.parametrize("failing", [lambda part: OSError(28, "No space left on device"), lambda part: PermissionError(13, "Permission denied", str(part))])
+def test_what_goes_wrong_with_a_file_names_it(tmp_path, failing):
+    """Whoever wrote it, and however; another file's trouble stays that file's."""
+    path = tmp_path / "t.npz"
+    with pytest.raises(OSError, match=r"t\.npz cannot be written: (No space|Permission)"), writing(path) as part:
+        raise failing(part)
+    with pytest.raises(FileNotFoundError, match="else.txt"), writing(path):
+        (tmp_path / "else.txt").read_text()
+    with pytest.raises(OSError, match="^said already$"), writing(path):
+        raise OSError("said already")
+    assert not list(tmp_path.iterdir())
+
+
 def test_links_modes_and_pipes_stay_what_they_are(tmp_path):
     real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
     real.write_text("old")

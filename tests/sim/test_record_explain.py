@@ -62,3 +62,30 @@ def test_explain(tmp_path, capsys):
     assert "oracle" in capsys.readouterr().out
     assert main(["explain", "--step", "5", "--layer", "99"]) == 2
     assert "steps 0..5 and layers 0..39" in capsys.readouterr().err
+
+
+def explained(capsys, tmp_path, policy, pool, step, layer, batch=3):
+    """(what is found, what is shown) of a decision in a generated trace."""
+    out = tmp_path / "e.json"
+    words = ["explain", "--step", step, "--layer", layer, "--batch", batch, "--seed", 3, "--policy", policy, "--pool", pool, "--json", out]
+    assert main([str(word) for word in words]) == 0
+    return json.loads(out.read_text()), capsys.readouterr().out
+
+
+def test_a_choice_in_waves_is_shown_and_not_set_against_counts_that_fit(capsys, tmp_path):
+    found, shown = explained(capsys, tmp_path, "mira", 2, 1, 3)
+    chosen = found["choice"]["p"]
+    assert chosen > found["available"] and found["oracle"]["choice_in_waves"]
+    assert [line for line in shown.splitlines() if line.startswith(f"{chosen:3d} ") and line.endswith("chosen")]
+    assert "the choice ran in waves" in shown
+
+
+def test_experts_that_come_a_layer_late_are_in_no_time_of_their_layer(capsys, tmp_path):
+    """The modelled CPU path is that of the layer's own share, by the hardware file's line."""
+    found, shown = explained(capsys, tmp_path, "kt_static(defer=2)", 2, 1, 0)  # no layer before it has the CPU busy
+    late, machine = found["late"], hardware.load("a6000-paper")
+    own = [n for e, n in found["missed"] if e not in late]
+    assert late and set(late) < {e for e, _ in found["missed"]} and found["choice"]["p"] == 0
+    assert found["measured"]["cpu_ms"] == pytest.approx(machine.cpu_ms(len(own), sum(own)), abs=1e-5)
+    assert found["true_paths"][0][0] == pytest.approx(found["measured"]["cpu_ms"], abs=1e-5)
+    assert "a layer late, in none of these times" in shown

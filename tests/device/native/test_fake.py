@@ -91,6 +91,20 @@ def test_an_eager_stream_has_no_time_for_a_link():
         FakeCuda(eager=True, link_gb_s=0.5)
 
 
+def test_memory_that_outlives_its_runtime_is_given_back_with_its_last_view():
+    def mapped() -> int:
+        return sum(line.startswith("VmSize") and int(line.split()[1]) for line in open("/proc/self/status")) << 10
+
+    size, before = 256 << 20, mapped()
+    for _ in range(4):
+        runtime = FakeCuda()
+        there = runtime.empty_device((size,), torch.uint8)
+        runtime.close()
+        there[0] = 1  # its owner still holds it
+        del there
+    assert mapped() - before < size
+
+
 def test_memory(make_runtime):
     runtime = make_runtime(memory_bytes=1 << 20)
     assert runtime.memory_info() == (1 << 20, 1 << 20)
