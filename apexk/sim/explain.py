@@ -38,7 +38,7 @@ def explain(rows: list[dict], step: int, layer: int, machine: Hardware | None) -
         "in_flight": None if view.in_flight is None else [view.in_flight.expert, view.in_flight.left],
         "estimates": [list(pair) for pair in plan.estimates],
         "choice": {"p": plan.transfer_count, "copied": list(plan.exact_fetch), "cpu": list(plan.cpu), "gpu": list(plan.gpu_resident),
-                   "est_cpu_ms": plan.est_cpu_ms, "est_gpu_ms": plan.est_gpu_ms},
+                   "split": [list(pair) for pair in plan.split], "est_cpu_ms": plan.est_cpu_ms, "est_gpu_ms": plan.est_gpu_ms},
         "late": sorted(late),  # whose rows the next layer adds: no part of this layer's paths
         "measured": {"cpu_ms": until("host.ffn"), "gpu_ms": until("gpu.resident", "gpu.arrived"), "modelled": plans[0]["modelled"]},
     }  # fmt: skip
@@ -69,6 +69,8 @@ def show(found: dict) -> str:
         real = truth[p] if p < len(truth) else (None, None)
         marks = [m for m, hit in (("chosen", p == choice["p"]), ("oracle", "oracle" in found and p == found["oracle"]["p"])) if hit]
         lines.append(f"{p:3d}   {_ms(guess[0])} {_ms(guess[1])}   {_ms(real[0])} {_ms(real[1])}   {', '.join(marks)}".rstrip())
+    for expert, pairs in choice["split"]:
+        lines.append(f"expert {expert} is split: the GPU has {pairs} of its pairs, the CPU the others")
     label = "modelled" if measured["modelled"] else "measured"
     lines += ["", f"{label}: CPU {_ms(measured['cpu_ms']).strip()} ms, GPU {_ms(measured['gpu_ms']).strip()} ms; "
               f"estimated CPU {_ms(choice['est_cpu_ms']).strip()} ms, GPU {_ms(choice['est_gpu_ms']).strip()} ms"]  # fmt: skip

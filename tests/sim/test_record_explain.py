@@ -14,7 +14,8 @@ from apexk.sim.demand import demand_of
 from apexk.sim.record import Recorder
 from apexk.sim.run import simulate
 
-QUICK = ("apex", "hybrimoe", "post_fetch", "mixtral_offloading", "fiddler_original(threshold=1)")
+SPLITS = "apexk.testing.splits:SplitAll"
+QUICK = ("apex", "hybrimoe", "post_fetch", "mixtral_offloading", "fiddler_original(threshold=1)", SPLITS)
 REST = [*(n for n in names() if n not in QUICK), "apex(cost=rates)", "fixed_p(p=3, keep=false)"]
 
 
@@ -70,6 +71,18 @@ def explained(capsys, tmp_path, policy, pool, step, layer, batch=3):
     words = ["explain", "--step", step, "--layer", layer, "--batch", batch, "--seed", 3, "--policy", policy, "--pool", pool, "--json", out]
     assert main([str(word) for word in words]) == 0
     return json.loads(out.read_text()), capsys.readouterr().out
+
+
+def test_a_split_is_shown(capsys, tmp_path):
+    """Every expert with a slot and more than one pair; the times are those of the pairs on each side."""
+    found, shown = explained(capsys, tmp_path, SPLITS, 64, 5, 3, batch=16)
+    machine, choice, loads = hardware.load("a6000-paper"), found["choice"], dict(found["resident"] + found["missed"])
+    on_gpu, split = choice["gpu"] + choice["copied"], dict(choice["split"])
+    assert split and set(split) == {e for e in on_gpu if loads[e] > 1}
+    left = sum(loads[e] for e in choice["cpu"]) + sum(loads[e] - n for e, n in split.items())
+    assert found["measured"]["cpu_ms"] == pytest.approx(machine.cpu_ms(len(choice["cpu"]) + len(split), left), abs=1e-5)
+    for expert, pairs in split.items():
+        assert f"expert {expert} is split: the GPU has {pairs} of its pairs" in shown
 
 
 def test_a_choice_in_waves_is_shown_and_not_set_against_counts_that_fit(capsys, tmp_path):
