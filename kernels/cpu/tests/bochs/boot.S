@@ -1,7 +1,7 @@
 # A ROM for Bochs that takes the place of the BIOS: from the reset vector to 64-bit mode with every vector register enabled,
 # then a call of the image at 2 MiB. The last 64 KiB of the ROM, which end at 4 GiB; the image fills what is before them.
 # At the end it writes "Shutdown" to port 0x8900, which ends Bochs.
-    .set ROM_BYTES, 0x80000
+    .set ROM_BYTES, 0x100000
     .set IMAGE_BYTES, ROM_BYTES - 0x10000
     .set HERE, 0xffff0000            # where this file is seen
     .set TABLES, 0x1000              # page tables, in memory that nothing else uses

@@ -21,13 +21,13 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent
 HERE = SOURCES.parents[1]
 ROOT = HERE.parents[1]
-ROM_BYTES, BOOT_BYTES = 0x80000, 0x10000
+ROM_BYTES, BOOT_BYTES = 0x100000, 0x10000
 BARE = ["-DBARE", "-ffreestanding", "-fno-exceptions", "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-mno-red-zone",
         "-fno-pic"]  # fmt: skip
 SETTINGS = """\
 cpu: model=sapphire_rapids, count=1, ips=100000000, reset_on_triple_fault=0
 megs: 64
-romimage: file=image.rom, address=0xfff80000
+romimage: file=image.rom, address=0xfff00000
 vgaromimage: file={vga}
 boot: disk
 ata0: enabled=0
