@@ -21,6 +21,7 @@ from apexk.timeline import read
 
 CALLS = {"wait", "record", "join", "synchronize", "synchronize_event", "synchronize_stream", "settle_first", "collect"}
 FILES = [Path(module.__file__) for module in (cuda_clock, cuda_copies, cuda)]  # each imports only the ones before
+SPLITS = "apexk.testing.splits:SplitAll"
 NEW_TOKENS = 3
 TRIES = 4  # of all scenes, when a removal goes by unseen: a busy machine may delay the thread that would have come too early
 
@@ -49,6 +50,9 @@ SCENES = [
     Scene("mixtral_offloading", "compute", pool=5),
     Scene("post_fetch", "compute", pool=5),
     Scene("no_assign", "start"),
+    Scene(SPLITS, "compute"),
+    Scene(SPLITS, "back", prompts=8, part_tokens=8),
+    Scene(SPLITS, "h2d", interrupted=True),
 ]
 #: sites whose removal no scene shows, and why they stay
 PROOFS = {

@@ -83,6 +83,24 @@ def test_every_pair_is_computed_once_and_copies_are_bounded(demand, policy, pool
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
 
 
+def test_a_further_copy_is_used_once_it_has_landed(demand):
+    """On a link that takes 5 ms an expert, longer than a layer. All GPUs are at the same layer at the same time."""
+    timeline, gpus, dense = Timeline(None, keep=True), 3, defaultdict(set)
+    found = run(demand, "replication", 12, gpus, replace(LINK, link=replace(LINK.link, t1=5.0)), timeline=timeline)
+    home = {(layer, e): slot % gpus for layer in range(SHAPE.layers) for slot, e in enumerate(found.engine.policy.initial(layer), layer * SHAPE.experts)}
+    landed = {(row["layer"], row["experts"][0], row.get("gpu", 0)): row["end_ns"] for row in reversed(timeline.rows) if row["kind"] == "copy.spec"}
+    elsewhere = 0
+    for row in timeline.rows:
+        gpu = row.get("gpu", 0)
+        if row["kind"] == "attention":
+            dense[row["step"], row["layer"]].add((row["start_ns"], row["end_ns"]))
+        for expert in row["experts"] if row["kind"].startswith("gpu") else ():
+            if home[row["layer"], expert] != gpu:
+                assert landed[row["layer"], expert, gpu] <= row["start_ns"]
+                elsewhere += 1
+    assert elsewhere > 0 and set(map(len, dense.values())) == {1}
+
+
 def test_further_copies_level_the_gpus(demand):
     """Slots for all experts and four more on each GPU: the busiest GPU has less, and no step takes longer than without."""
     without, with_copies = (run(demand, policy, 12, 4) for policy in ("no_assign", "replication"))
