@@ -78,6 +78,12 @@ def _unwritable(path: Path, error: OSError) -> OSError:
     return type(error)(f"{path} cannot be written: {error.strerror}")
 
 
+def worded(error: Exception) -> str:
+    """An error as a person reads it: the system's own by the file and what is wrong with it."""
+    named = isinstance(error, OSError) and error.errno is not None and error.filename is not None
+    return f"{error.filename}: {error.strerror}" if named else str(error)
+
+
 def write_text(path: Path, text: str) -> None:
     """`text` as UTF-8, whole or not at all."""
     with writing(path) as part:

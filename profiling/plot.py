@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
+from apexk.outputs import worded
 from apexk.timeline import Recording
 
 from .layers import LayerLine, lines_of
@@ -224,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
         layers = range(int(first), int(last or first) + 1) if first else None
         layer_timeline(options.file, options.png, options.step, options.title, layers, dark=options.dark)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(worded(error), file=sys.stderr)
         return 1
     return 0
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from apexk.outputs import out_file, out_folder, write_json, write_text
+from apexk.outputs import out_file, out_folder, worded, write_json, write_text
 from apexk.timeline import Recording
 
 from .findings import findings
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return run(parser.parse_args(arguments))
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(worded(error), file=sys.stderr)
         return FAILED
 
 

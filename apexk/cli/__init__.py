@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 
 import apexk
+from apexk.outputs import worded
 
 #: verb -> what it does; the verb's module is `apexk.cli.<verb>` (`module`) with `add_arguments(parser)` and `run(args) -> int`
 VERBS = {
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     except MemoryError as error:
         return _ended(asked, error, LACKING)
     except OSError as error:
-        return _ended(asked, error, FAILED)
+        return _ended(asked, worded(error), FAILED)
     except ModuleNotFoundError as error:
         if (error.name or "apexk").startswith("apexk"):
             raise

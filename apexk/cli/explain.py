@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from apexk import hardware
     from apexk.sim.explain import explain, show
 
+    if args.timeline and args.trace:
+        raise ValueError(f"--timeline is {args.timeline} and --trace is {args.trace}: a decision is of one of them")
     if args.timeline:
         from apexk.timeline import read
 

@@ -57,7 +57,7 @@ def submit(engine: Engine, layer: int, rows: Rows, phase: str, routers: Sequence
     engine.settle_copies(layer)
     view = _view(engine, at, rows, loads)
     plan = policy.on_route(view)
-    check_plan(view, plan, policy.waves)
+    check_plan(view, plan, policy.waves, policy.name)
     _record_plan(engine, view, plan)
 
     unassigned = max(plan.estimates[0]) if plan.estimates else None

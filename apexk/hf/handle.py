@@ -83,6 +83,8 @@ class Handle:
         return self.header() | {
             "restored": self._restored,
             "lossless": self.engine.policy.lossless and self.config.payload == "plain",
+            "evict": self.engine.policy.options.evict or self.engine.policy.evicts,
+            "pool_scope": "global" if self.engine.shared else "layer",
             "copy_bytes": self.engine.bytes_per_expert,
             "host_bytes": self._store.nbytes,
             "memory_nodes": self._store.nodes,

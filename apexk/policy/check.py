@@ -9,8 +9,8 @@ class PlanError(ValueError):
     """A policy returned a plan that the engine must not run."""
 
 
-def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
-    """Raise `PlanError` unless
+def check_plan(view: RouteView, plan: Plan, waves: bool = False, policy: str = "") -> None:
+    """Raise `PlanError`, which names `policy` if that is given, unless `plan` is a `Plan` and
 
     - `gpu_resident`, `exact_fetch` and `cpu` together hold each active expert exactly once and nothing else,
     - `gpu_resident` holds residents only and `exact_fetch` missed experts only,
@@ -18,7 +18,9 @@ def check_plan(view: RouteView, plan: Plan, waves: bool = False) -> None:
     - `split` names experts with a slot, each once, and leaves pairs to both sides; none where copies may run in waves, whose
       rows are summed by expert.
     """
-    where = f"layer {view.layer}, step {view.step}"
+    where = f"policy {policy!r}, " * bool(policy) + f"layer {view.layer}, step {view.step}"
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{where}: on_route returned {type(plan).__name__}, wanted a Plan")
     planned = (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu)
     active = view.loads.keys()
     chosen = set(planned)

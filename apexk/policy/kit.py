@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .base import Policy
 from .check import check_plan
 from .evict import exact_candidates, prefetch_candidates
+from .registry import require_contract
 from .replay import view_from_dict, view_to_dict
 from .types import CostPrior, InFlight, ModelShape, Observation, Plan, Prediction, RouteView
 
@@ -56,6 +57,7 @@ def check_policy(make: Callable[[], Policy], *, traces: int = 200, seed: int = 0
 
 def _trace(make: Callable[[], Policy], draw: random.Random, seen: Seen, shape: ModelShape, steps: int) -> None:
     policy = make()
+    require_contract(type(policy).__name__, type(policy))
     capacity = draw.randint(0, shape.experts)
     popularity = [[draw.randint(0, 9) for _ in range(shape.experts)] for _ in range(shape.layers)] if draw.random() < 0.7 else None
     policy.start(shape, capacity, PRIOR, popularity, seed=draw.randint(0, 9))
@@ -121,7 +123,7 @@ def _layer(policy, draw, seen, shape, step, layer, phase, tokens, pools, fresh) 
         policy.resident_first is None and draw.random() < 0.5, policy.recall(layer, phase, loads),
     )  # fmt: skip
     plan = policy.on_route(view)
-    check_plan(view, plan, policy.waves)
+    check_plan(view, plan, policy.waves, policy.name)
     _check_choice(policy, view, plan)
     split = dict(plan.split)
     on_gpu = sum(split.get(e, loads[e]) for e in (*plan.gpu_resident, *plan.exact_fetch))

@@ -83,6 +83,12 @@ def _class(name: str) -> type[Policy]:
         found = point.load()
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ValueError(f"policy {name!r} is no subclass of apexk.policy.Policy")
+    require_contract(name, found)
+    return found
+
+
+def require_contract(name: str, found: type[Policy]) -> None:
+    """Raises ValueError unless a policy's class says what the engine must know of it, and contradicts itself nowhere."""
     lacking = [key for key in ("name", "source", "speculates", "fetches", "waits_in_flight") if not hasattr(found, key)]
     if lacking:
         raise ValueError(f"policy {name!r} does not say {', '.join(lacking)}")
@@ -96,7 +102,6 @@ def _class(name: str) -> type[Policy]:
         raise ValueError(f"policy {name!r} {why}, so it must set pool_scopes = ('layer',)")
     if found.fetches and found.speculates and not found.waits_in_flight:
         raise ValueError(f"policy {name!r} fetches and prefetches, so it must set waits_in_flight: else it could copy an expert that is on its way")
-    return found
 
 
 def _split(spec: str) -> tuple[str, dict]:

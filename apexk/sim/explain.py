@@ -20,8 +20,8 @@ def explain(rows: list[dict], step: int, layer: int, machine: Hardware | None) -
     plans = [r for r in here if r["kind"] == "plan"]
     if not plans:
         steps, layers = sorted({r["step"] for r in rows}), sorted({r["layer"] for r in rows if r["kind"] == "plan"})
-        known = f"it has steps {steps[0]}..{steps[-1]} and layers {layers[0]}..{layers[-1]}" if layers else "it has none at all"
-        raise ValueError(f"the timeline has no decision for step {step}, layer {layer}; {known}")
+        known = f"there are steps {steps[0]}..{steps[-1]} and layers {layers[0]}..{layers[-1]}" if layers else "there is none at all"
+        raise ValueError(f"there is no decision for step {step}, layer {layer}; {known}")
     policy, view, plan = decision_from_dict(plans[0]["decision"])
     resident, missed = by_load(view)
     late = {e for r in here if accesses.is_late(r["writes"]) for e in r["experts"]}

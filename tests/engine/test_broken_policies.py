@@ -58,9 +58,19 @@ def the_same(self, layer, prediction, resident):
     return tuple([e for e in prediction.loads if e not in resident][:1]) * 2
 
 
+def no_plan(self, view):
+    self.missed = view.missed()
+
+
+def half_a_plan(self, view):
+    return Plan((), (), tuple(view.missed()[1:]))
+
+
 @pytest.mark.parametrize(
     ("method", "broken", "scope", "said"),
     [
+        ("on_route", no_plan, "layer", "layer 0, step 0: on_route returned NoneType, wanted a Plan"),
+        ("on_route", half_a_plan, "layer", "layer 0, step 0: not planned"),
         ("victims", no_victims, "layer", r"named \(\) as victims; wanted 1 different"),
         ("victims", strangers, "layer", "as victims"),
         ("victims", twice, "layer", "as victims"),
@@ -79,5 +89,5 @@ def test_it_is_named_with_what_it_said(monkeypatch, method, broken, scope, said)
     bad = type("Bad", (FetchAll,), {method: broken, "name": "bad"})
     monkeypatch.setattr(room.registry, "get", lambda name, options: bad(options))
     steps, popularity = trace(1, 8)
-    with pytest.raises(PlanError, match=f"'bad' .*{said}"):
+    with pytest.raises(PlanError, match=f"'bad'.* .*{said}"):
         run_engine("bad", 2, steps, popularity, 8, settings=replace(RULES[0], pool_scope=scope))

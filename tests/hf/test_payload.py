@@ -82,6 +82,7 @@ def test_plain_is_lossless(trained):
     with apexk.swap(trained()[0]) as handle:
         info = handle.info()
     assert info["lossless"] is True and info["copy_bytes"] == info["model"]["bytes_per_expert"]
+    assert (info["evict"], info["pool_scope"]) == ("learnt", "layer")
 
 
 def test_slots_are_dequantised_before_they_are_read(trained, monkeypatch):

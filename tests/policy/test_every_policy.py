@@ -98,6 +98,14 @@ def test_the_kit_finds(bad, said):
         kit.check_policy(bad, traces=50)
 
 
+def test_the_kit_asks_what_the_engine_asks_of_a_class():
+    bare = type("Bare", (Policy,), {"on_route": Honest.on_route})
+    both = type("Both", (Honest,), {"waits_in_flight": False})
+    for made, said in ((bare, "'Bare' does not say name, source"), (both, "'Both' fetches and prefetches, so it must set waits_in_flight")):
+        with pytest.raises(kit.PolicyFault, match=said):
+            kit.check_policy(made, traces=1)
+
+
 def test_specs_and_plug_ins(tmp_path, monkeypatch):
     assert room.get("fixed_p(p=7)").p == 7 and room.get("fixed_p(p=7)").name == "fixed_p(p=7)"
     assert room.get("apex(cost=rates, utility_decay=0.5)").options.utility_decay == 0.5
