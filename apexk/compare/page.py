@@ -35,7 +35,7 @@ def write(rows: Sequence[Row], command: str, picture: str | None = None) -> str:
     parts.append("\n`clairvoyant` knows costs, next uses and the next layer's demand; `all_resident` has a slot for every expert and no CPU path. "
                  "± is half of the 95 % interval over seeds. TTFT is the prompts' pass alone. "
                  f"{LOSSY}.")  # fmt: skip
-    parts.append("\nHow `replication` splits experts between GPU and CPU, and what several GPUs would change: [replication.md](replication.md).")
+    parts.append("\nHow `replication` splits experts between GPU and CPU, and what several GPUs would change: `docs/replication.md`.")
     return "\n".join(parts) + "\n"
 
 

@@ -43,7 +43,7 @@ class Rows:
     whatever the number of tokens. Where experts come in waves, each wave runs all parts through a third buffer (`in_waves`), and
     the rows are added to sums fp32 `[T, H]`. A deferred share of the CPU's has rows of its own (`deferred`), which the merge of the next
     layer adds as its `late`; the layer's own merge then leaves their experts out (`withheld`). Where experts are split between GPU and
-CPU, each side runs a share, whose `loads` and ids know of no other side's pairs (`divide`); both fill the same `pairs`.
+    CPU, each side runs a share, whose `loads` and ids know of no other side's pairs (`divide`); both fill the same `pairs`.
     """
 
     tokens: int
