@@ -22,10 +22,12 @@ from .timing import quantiles
 @contextlib.contextmanager
 def busy_processes(count):
     """So many processes that compute without end."""
-    code = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(1000))"  # not after this one is gone; a terminal's Ctrl-C is for this one alone
-    running = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(count)]
+    # not after this one is gone; a group of their own, since a terminal's Ctrl-C is for this process alone, but no session: Linux may share
+    # the processors out by session (sched_autogroup), and then all threads of this process together get what one busy process gets
+    code = f"import os\nos.setpgrp()\nwhile os.getppid() == {os.getpid()}: sum(range(1000))"
+    running = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
-        yield
+        yield running
     finally:
         for process in running:
             process.kill()

@@ -1,6 +1,7 @@
 """The check that an installed package runs, and the benchmark's cases."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -54,6 +55,14 @@ def test_the_usual_cases_are_qwen3_in_bf16(monkeypatch):
     found = select(cases_cpu_ffn.cases(), asked[0][:1])
     assert {(c.dtype, c.shape["layer"]) for c in found} == {(torch.bfloat16, "qwen3-64")}
     assert {c.shape["routing"] for c in found} == {"uniform", "zipf"}
+
+
+def test_busy_processes_share_the_processors_thread_by_thread():
+    """Which sessions of their own need not: the ratio that is due would be another."""
+    with busy_cpu.busy_processes(2) as running:
+        assert {os.getsid(process.pid) for process in running} == {os.getsid(0)}
+        while os.getpgid(0) in {os.getpgid(process.pid) for process in running}:  # until both have a group of their own: Ctrl-C
+            assert all(process.poll() is None for process in running)
 
 
 def test_busy_machine_is_measured(monkeypatch, tmp_path, capsys):
