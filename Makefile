@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 BRIEF := awk '/^ *(Collecting|Building|Installing|Successfully|ERROR|error)/ { print "  " substr($$0, 1, 110); fflush() }'
 COMMA := ,
-NATIVE := $(wildcard $(foreach room,kernels/cpu apexk/device/native,$(room)/src/* $(room)/include/* $(room)/build.py))
+NATIVE := $(wildcard $(foreach room,kernels/cpu apexk/device/native apexk/policy/native,$(room)/src/* $(room)/include/* $(room)/build.py))
 
 .PHONY: setup demo test test-fast test-nightly test-sanitize test-isa gate lint gpu clean
 setup: $(READY)

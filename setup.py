@@ -9,6 +9,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 KERNEL_ROOMS = ["triton", "cpu", "cuda", "bench", "aot"]
+NATIVE_ROOMS = {"apexk/device/native": ["_apexk_transfer", "_apexk_fake_cuda"], "apexk/policy/native": ["_apexk_scan"]}
 
 
 def build_script(room: str):
@@ -25,8 +26,9 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         out = Path(self.get_ext_fullpath(ext.name))
         out.parent.mkdir(parents=True, exist_ok=True)
-        if ext.name.startswith("apexk.device."):
-            build_script("apexk/device/native").build(out.stem, out.parent)
+        room = ext.name.rpartition(".")[0].replace(".", "/")
+        if room in NATIVE_ROOMS:
+            build_script(room).build(out.stem, out.parent)
         else:
             build_script("kernels/cpu").build(out.parent, Path(self.build_temp) / "cpu")
 
@@ -63,6 +65,7 @@ setup(
     package_data={
         "apexk.demo": ["data/*"],
         "apexk.device.native": ["src/*", "include/*"],
+        "apexk.policy.native": ["src/*"],
         "apexk.hardware": ["*.json"],
         "apexk.paper": ["*.json"],
         "apexk.sim": ["samples/*"],
@@ -85,7 +88,7 @@ setup(
     entry_points={"console_scripts": ["apexk=apexk.cli:main"]},
     ext_modules=[
         Extension(name, sources=[])
-        for name in ("apexk.kernels.cpu._apexk_cpu", "apexk.device.native._apexk_transfer", "apexk.device.native._apexk_fake_cuda")
+        for name in ("apexk.kernels.cpu._apexk_cpu", *(f"{room.replace('/', '.')}.{library}" for room, names in NATIVE_ROOMS.items() for library in names))
     ],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )

@@ -131,11 +131,20 @@ def with_nobody(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat((blocks, blocks.new_zeros(1)))
 
 
-def active_loads(loads: torch.Tensor) -> dict[int, int]:
+class TokenLoads(dict):
+    """Token loads by expert, and the same as native code reads them: `packed` holds the experts and their loads as int64. Not changed once made."""
+
+    packed: tuple[bytes, bytes]
+
+
+def active_loads(loads: torch.Tensor) -> TokenLoads:
     """Token loads, int `[E]` on the host -> those of the experts that have any, by expert."""
     counts = loads.numpy()  # on so little, a third of torch's time
     (active,) = counts.nonzero()
-    return dict(zip(active.tolist(), counts[active].tolist(), strict=True))
+    counts = counts[active]
+    found = TokenLoads(zip(active.tolist(), counts.tolist(), strict=True))
+    found.packed = active.tobytes(), counts.astype("int64").tobytes()
+    return found
 
 
 class CopyFailed(RuntimeError):

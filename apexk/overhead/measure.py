@@ -16,12 +16,13 @@ from statistics import median
 import torch
 
 from apexk import hardware
-from apexk.device.base import Rows
+from apexk.device.base import Rows, active_loads
 from apexk.device.cuda import CudaDevice
 from apexk.device.gpu_kernels import ReferenceKernels
 from apexk.device.native import latency
 from apexk.device.native.fake import FakeCuda
 from apexk.engine.layer import join, submit
+from apexk.engine.observe import Observer
 from apexk.engine.runtime import Engine, EngineSettings
 from apexk.policy import registry
 from apexk.policy.check import check_plan
@@ -126,6 +127,8 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
     try:
         policy = _policy(name, experts, experts // 4)
         engine = Engine(ModelShape(LAYERS, experts, TOPK), experts // 4, device, policy, EngineSettings(), Timeline(None), block.payload_bytes)
+        # another one learns from the fake's times, so that the plans stay those for a real machine's
+        engine.observer = Observer(device, _policy(name, experts, experts // 4), engine.totals)
         taken, routed = [], []
         engine.recorder = lambda *_: routed.append(time.thread_time_ns())  # called once the routing is on the host
         for step in range(steps):
@@ -145,8 +148,7 @@ def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, f
 
 def skewed_loads(experts: int, tokens: int, seed: int = 0) -> Mapping[int, int]:
     """Token loads of the active experts, top-`TOPK` of a skewed distribution."""
-    counts = torch.bincount(_rows(experts, tokens, seed).topk_ids.reshape(-1), minlength=experts)
-    return {e: n for e, n in enumerate(counts.tolist()) if n}
+    return active_loads(torch.bincount(_rows(experts, tokens, seed).topk_ids.reshape(-1), minlength=experts))
 
 
 def _rows(experts: int, tokens: int, seed: int) -> Rows:

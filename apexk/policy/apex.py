@@ -9,7 +9,8 @@ from .arguments import require_bool
 from .base import DEFAULTS, Policy
 from .fiddler import SCRATCH_SLOTS
 from .guard import Guard
-from .scan import choose, most_copies, spill, unlimited
+from .native.scan import decide
+from .scan import choose, choose_ref, most_copies, spill, unlimited
 from .types import Observation, Phase, Plan, PolicyOptions, Prediction, RouteView
 
 #: waves take the link from the prefetches and evict residents, which the estimate of one layer does not see: they must shorten it by more
@@ -52,8 +53,14 @@ class Apex(Policy):
         return {"slots": self.capacity} if self.waves and self.capacity else None
 
     def on_route(self, view: RouteView) -> Plan:
-        guarded = view.memory and "guarded" in view.memory
-        plan = self.in_waves(view, choose(view, limit=0 if guarded else None))
+        memory = view.memory or {}
+        limit = 0 if "guarded" in memory else None
+        plan = decide(view, limit, slots=memory.get("slots", 0), scratch=SCRATCH_SLOTS, gain=WAVES_GAIN, spills=self.spills)
+        return plan or self.on_route_ref(view, limit)
+
+    def on_route_ref(self, view: RouteView, limit: int | None) -> Plan:
+        """The same in Python; `in_waves` and `holds` are this one's."""
+        plan = self.in_waves(view, choose_ref(view, limit))
         return spill(view, plan) if self.spills else plan
 
     def in_waves(self, view: RouteView, plan: Plan) -> Plan:

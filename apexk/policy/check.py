@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .types import Plan, RouteView
 
 
@@ -18,28 +20,35 @@ def check_plan(view: RouteView, plan: Plan, waves: bool = False, policy: str = "
     - `split` names experts with a slot, each once, and leaves pairs to both sides; none where copies may run in waves, whose
       rows are summed by expert.
     """
-    where = f"policy {policy!r}, " * bool(policy) + f"layer {view.layer}, step {view.step}"
     if not isinstance(plan, Plan):
-        raise PlanError(f"{where}: on_route returned {type(plan).__name__}, wanted a Plan")
-    planned = (*plan.gpu_resident, *plan.exact_fetch, *plan.cpu)
-    active = view.loads.keys()
-    chosen = set(planned)
-    if len(chosen) != len(planned):
-        raise PlanError(f"{where}: planned twice: {sorted({e for e in planned if planned.count(e) > 1})}")
-    if chosen != active:
-        raise PlanError(f"{where}: not planned: {sorted(active - chosen)}, planned but not active: {sorted(chosen - active)}")
-    absent = set(plan.gpu_resident).difference(view.resident)
-    if absent:
-        raise PlanError(f"{where}: not resident but in gpu_resident: {sorted(absent)}")
-    copied = view.resident.intersection(plan.exact_fetch)
-    if copied:
-        raise PlanError(f"{where}: resident but in exact_fetch: {sorted(copied)}")
-    in_flight = view.in_flight.expert if view.in_flight else None
-    new = sum(e != in_flight for e in plan.exact_fetch)
-    if new > view.available and not waves:
-        raise PlanError(f"{where}: {new} exact copies for {view.available} available slots")
+        raise PlanError(f"{_where(view, policy)}: on_route returned {type(plan).__name__}, wanted a Plan")
+    here, copied, resident = plan.gpu_resident, plan.exact_fetch, view.resident
+    planned = (*here, *copied, *plan.cpu)
+    if not (len(planned) == len(view.loads) and view.loads.keys() == set(planned) and resident.issuperset(here) and resident.isdisjoint(copied)):
+        raise PlanError(f"{_where(view, policy)}: {_misplaced(view, plan, planned)}")
+    if len(copied) > view.available and not waves:
+        new = len(copied) - (view.in_flight is not None and view.in_flight.expert in copied)
+        if new > view.available:
+            raise PlanError(f"{_where(view, policy)}: {new} exact copies for {view.available} available slots")
     if plan.split:
-        _check_split(where, view, plan, waves)
+        _check_split(_where(view, policy), view, plan, waves)
+
+
+def _where(view: RouteView, policy: str) -> str:
+    return f"policy {policy!r}, " * bool(policy) + f"layer {view.layer}, step {view.step}"
+
+
+def _misplaced(view: RouteView, plan: Plan, planned: Sequence[int]) -> str:
+    """What is wrong with a plan that is no partition of the active experts, or takes residents and missed ones for each other."""
+    active, chosen = view.loads.keys(), set(planned)
+    if len(chosen) != len(planned):
+        return f"planned twice: {sorted({e for e in planned if planned.count(e) > 1})}"
+    if chosen != active:
+        return f"not planned: {sorted(active - chosen)}, planned but not active: {sorted(chosen - active)}"
+    absent = chosen.intersection(plan.gpu_resident).difference(view.resident)
+    if absent:
+        return f"not resident but in gpu_resident: {sorted(absent)}"
+    return f"resident but in exact_fetch: {sorted(view.resident.intersection(plan.exact_fetch))}"
 
 
 def _check_split(where: str, view: RouteView, plan: Plan, waves: bool) -> None:

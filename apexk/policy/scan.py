@@ -20,6 +20,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from .native.scan import decide
 from .types import Plan, RouteView
 
 # Gains below this many ms are ties; a float of a few hundred ms is exact to about 1e-13.
@@ -57,7 +58,12 @@ def transfer_ms(view: RouteView, copies: int) -> float:
 
 
 def choose(view: RouteView, limit: int | None = None) -> Plan:
-    """The best plan with at most `limit` copies (default: as many as the pool allows).
+    """The best plan with at most `limit` copies (default: as many as the pool allows)."""
+    return decide(view, limit) or choose_ref(view, limit)
+
+
+def choose_ref(view: RouteView, limit: int | None = None) -> Plan:
+    """`choose` in Python.
 
     One pass that stops as soon as the GPU path alone is no better than the best plan so far: costs never fall with more
     work, so no larger count can win. `Plan.estimates` holds the counts that were looked at, from 0.

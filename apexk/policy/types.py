@@ -50,7 +50,8 @@ class InFlight:
 class RouteView:
     """One layer at its routing event: the exact demand, what is resident, and what work costs.
 
-    `loads` maps every active expert to its token load (> 0). `resident` holds experts whose copy has landed.
+    `loads` maps every active expert to its token load (> 0); where it has an attribute `packed`, that holds its keys and values in order as int64
+    bytes, for the native scan. `resident` holds experts whose copy has landed.
     `available` is the number of slots that exact copies may take (free or evictable). `in_flight` is set when the
     engine keeps a running speculative copy that this layer needs. `channel_wait_ms` is how long the transfer channel
     stays busy before a first exact copy can start. With `resident_first` the GPU runs resident experts during the
