@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -41,7 +42,7 @@ def _path(text: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except ValueError as error:  # a NUL
-        raise OSError(f"{text!r} cannot be written: {error}") from error
+        raise FileNotFoundError(f"{text!r} cannot be written: {error}") from error
     return Path(text)
 
 
@@ -75,7 +76,12 @@ def writing(path: Path, *, keep: bool = True) -> Iterator[Path]:
 
 
 def _unwritable(path: Path, error: OSError) -> OSError:
-    return type(error)(f"{path} cannot be written: {error.strerror}")
+    return (FileNotFoundError if misplaced(error) else type(error))(f"{path} cannot be written: {error.strerror}")
+
+
+def misplaced(error: OSError) -> bool:
+    """Whether nothing can be read from or written to what was named, whatever runs: misuse, where a full disk or a port that is taken is a failure."""
+    return isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)) or error.errno in (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def worded(error: Exception) -> str:
@@ -93,6 +99,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """`value` as JSON; what has no form there as its words."""
     write_text(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
+def save_figure(figure, path: str | os.PathLike, **how) -> None:
+    """A matplotlib figure, whole or not at all, in the form that the name's end says, else as PNG."""
+    with writing(Path(path)) as part:
+        figure.savefig(part, format=Path(path).suffix[1:] or "png", **how)
 
 
 def _umask() -> int:

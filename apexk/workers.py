@@ -55,6 +55,9 @@ def _blocked(number: int) -> Iterator[None]:
 
 def _follow(parent: int) -> None:
     """This process ends with `parent`, even if that is killed: a pool's workers would wait for its next word for ever."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if callable(signal.getsignal(number)):  # what the other does about it is not for a copy to do
+            signal.signal(number, signal.SIG_DFL)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

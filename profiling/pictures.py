@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from apexk.outputs import save_figure
 from apexk.timeline import Recording
 
 from .layers import LayerLine, lines_of
@@ -169,7 +170,7 @@ def _finish(figure, axes, look, path, title, recording, *, grid="y", key=True, i
         legend(axes, look, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.3)
     figure.tight_layout(rect=(0, 0.03, 1, 0.945))
     headline(figure, look, title, _about(recording), left=axes.get_position().x0)
-    figure.savefig(path, facecolor=look.page)
+    save_figure(figure, path, facecolor=look.page)
     plt.close(figure)
 
 

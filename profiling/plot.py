@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from apexk.outputs import worded
+from apexk.outputs import save_figure, worded
 from apexk.timeline import Recording
 
 from .layers import LayerLine, lines_of
@@ -83,7 +83,7 @@ def layer_timeline(
     _decorate(axes, [_kind(row) for row in rows if row["end_ns"] > row["start_ns"]], look)
     axes.set_title(f"{title or _title(recording, shown)} \u2014 {clock(recording)}", loc="left", color=look.ink, fontsize=11.5, pad=10)
     figure.text(0.985, 0.015, NOTE, ha="right", color=look.faint, fontsize=8)
-    figure.savefig(path_out_png)
+    save_figure(figure, path_out_png)
     plt.close(figure)
 
 
@@ -226,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
         layer_timeline(options.file, options.png, options.step, options.title, layers, dark=options.dark)
     except (OSError, ValueError) as error:
         print(worded(error), file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

@@ -19,7 +19,7 @@ from .load import load
 from .merge import complete
 from .tables import PHASES, differences, layer_table, phase_totals, to_csv
 
-DONE, FAILED, LACKING = 0, 1, 3
+DONE, MISUSE, LACKING = 0, 2, 3
 
 
 def text(recording: Recording, phases=PHASES, skip: int = 0) -> str:
@@ -121,6 +121,8 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("--timeline completes one profile (nsys or torch.profiler) with the timeline of the same run")
         runs = {name: complete(recording, load(options.timeline)) for name, recording in runs.items()}
     phases = (options.phase,) if options.phase else PHASES
+    for name, recording in runs.items():
+        _refuse_nothing(name, recording, phases, options)
     sys.stdout.write(text(*runs.values(), phases, options.skip) if len(runs) == 1 else comparison(runs, phases, options.skip))
     path, recording = list(runs.items())[-1]  # what is written is of the last run, and JSON of all
     if options.csv:
@@ -136,6 +138,14 @@ def run(options: argparse.Namespace) -> int:
     for written in filter(None, (options.csv, options.json, options.trace, *((options.plot, options.html) if code == DONE else ()))):
         print(f"written: {written}", file=sys.stderr)
     return code
+
+
+def _refuse_nothing(name: str, recording: Recording, phases, options: argparse.Namespace) -> None:
+    """ValueError where --phase and --skip leave none of the steps that there are."""
+    there = {phase: totals["steps"] for phase in PHASES if (totals := phase_totals(recording, phase))}
+    if there and not any(there.get(phase, 0) > options.skip for phase in phases):
+        asked = " ".join([f"--phase {options.phase}"] * bool(options.phase) + [f"--skip {options.skip}"] * bool(options.skip))
+        raise ValueError(f"{asked} leaves nothing of {name}, which has {', '.join(f'{n} {phase} steps' for phase, n in there.items())}")
 
 
 def _draw(recording: Recording, path: str, options: argparse.Namespace, phases) -> int:
@@ -163,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
         return run(parser.parse_args(arguments))
     except (OSError, ValueError) as error:
         print(worded(error), file=sys.stderr)
-        return FAILED
+        return MISUSE
 
 
 if __name__ == "__main__":

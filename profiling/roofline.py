@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from apexk.inputs import reading
+from apexk.outputs import out_file, save_figure, worded
 
 from .style import headline, legend, plain, theme
 
@@ -74,7 +75,7 @@ def draw(rows: list[dict], path: str | Path, device: str | None = None, *, dark:
         words.set_rotation(np.degrees(np.arctan2(top - bottom, right - left)))
     commits = ", ".join(sorted({(row["commit"] or "unknown")[:10] + ("+" if row["dirty"] else "") for row in points}))
     headline(figure, look, f"Kernel benchmarks under measured roofs: {device}", f"medians; commit {commits}", left=axes.get_position().x0)
-    figure.savefig(path, facecolor=look.page)
+    save_figure(figure, path, facecolor=look.page)
     plt.close(figure)
     return len(points)
 
@@ -105,15 +106,15 @@ def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> list:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="apexk kernels plot", description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=Path, help="what `apexk kernels bench --jsonl` or --json wrote")
-    parser.add_argument("png", type=Path)
+    parser.add_argument("png", type=out_file, help="where to draw them")
     parser.add_argument("--device", help="as in the rows; default: the first")
     parser.add_argument("--dark", action="store_true", help="for a dark screen")
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         count = draw(read_rows(options.rows), options.png, options.device, dark=options.dark)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        print(worded(error), file=sys.stderr)
+        return 2
     print(f"{count} points: {options.png}")
     return 0
 

@@ -1,7 +1,7 @@
 """`apexk <verb>`: one file a verb, imported when it is asked for.
 
 Tables go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 failed, 2 misuse, 3 needs something this machine
-lacks, 130 interrupted.
+lacks, 130 interrupted, 128 and the signal's number ended by one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import argparse
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import apexk
-from apexk.outputs import worded
+from apexk.outputs import misplaced, worded
 
 #: verb -> what it does; the verb's module is `apexk.cli.<verb>` (`module`) with `add_arguments(parser)` and `run(args) -> int`
 VERBS = {
@@ -48,11 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     asked = next((a for a in argv if not a.startswith("-")), None)
     try:
-        code = _run(argv, asked)
-        sys.stdout.flush()  # a full disk under it is told here, not by the interpreter's last breath
-        return code
+        with _ending_well():
+            code = _run(argv, asked)
+            sys.stdout.flush()  # a full disk under it is told here, not by the interpreter's last breath
+            return code
     except KeyboardInterrupt:
         return _ended(asked, "interrupted", INTERRUPTED)
+    except Ended as error:
+        return _ended(asked, f"ended by {signal.Signals(error.code - 128).name}", error.code)
     except BrokenPipeError:  # as when piped into `head`: who reads has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -61,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     except MemoryError as error:
         return _ended(asked, error, LACKING)
     except OSError as error:
-        return _ended(asked, worded(error), FAILED)
+        return _ended(asked, worded(error), MISUSE if misplaced(error) else FAILED)
     except ModuleNotFoundError as error:
         if (error.name or "apexk").startswith("apexk"):
             raise
@@ -74,6 +81,30 @@ def main(argv: list[str] | None = None) -> int:
         if type(error).__name__ != "MissingDevice":  # by name: its module imports torch
             raise
         return _ended(asked, error, LACKING)
+
+
+class Ended(SystemExit):
+    """Raised where a signal finds the program; `code` is the exit code."""
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """Signals that ask to end do so as an exception does, so that what is half written or lent is given back. Not where somebody else has a say."""
+
+    def end(number, _frame):
+        for one in heard:
+            signal.signal(one, signal.SIG_IGN)  # the first is enough
+        raise Ended(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(number) == signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def module(verb: str) -> ModuleType:

@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.picture:
         from apexk.compare.draw import draw
 
-        with writing(args.picture) as part:
-            draw(rows, part)
+        draw(rows, args.picture)
     if args.page:
         from apexk.compare.page import write
 

@@ -102,10 +102,10 @@ def _popularity(args: argparse.Namespace) -> int:
     from apexk.sim import popularity, trace
 
     counted = popularity.count(trace.read(args.trace), args.split)
+    share = popularity.overlap(counted, trace.read(args.against)) if args.against else None
     popularity.write(counted, args.out)
     print(f"{args.out}: {counted.model}, split {counted.split}, {len(counted.counts)} layers of {len(counted.counts[0])} experts")
-    if args.against:
-        share = popularity.overlap(counted, trace.read(args.against))
+    if share is not None:
         print(f"overlap with {args.against}: {share:.1%} of its requests" + ("; the splits are not disjoint" if share else ""))
     return DONE
 
@@ -135,19 +135,17 @@ def _record(args: argparse.Namespace) -> int:
     config = apexk.ApexConfig(policy=args.policy)  # a bad one is refused before torch is loaded
     if args.model and not args.prompts:
         raise ValueError(f"--model is {args.model}, whose text nobody knows: --prompts is missing, a file with one prompt a line")
-    import torch
-
+    from apexk.bench.source import open_model
+    from apexk.bench.workload import read_prompts
     from apexk.demo import model as demo
     from apexk.sim import trace
     from apexk.sim.record import Recorder
 
-    if args.model:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(args.model).eval(), AutoTokenizer.from_pretrained(args.model, padding_side="left")
-    else:
-        model, tokenizer = demo.load(torch.float32)
-    texts = args.prompts.read_text(encoding="utf-8").splitlines()[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)
+    texts = read_prompts(args.prompts)[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)
+    source = open_model(str(args.model or "demo"))
+    if source.tokenizer is None:
+        raise ValueError(f"{source.name} has no tokenizer: it takes no text")
+    model, tokenizer = source.model, source.tokenizer
     with apexk.swap(model, config) as handle:
         recorder = Recorder(len(texts), handle.engine.shape.experts, str(args.model or "apexk demo"))
         handle.engine.recorder = recorder

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 
 from apexk.compare.measure import Row
 from apexk.compare.report import by_place
+from apexk.outputs import save_figure
 from apexk.profiling.style import plain, theme
 
 PARTS = (("gpu_busy", "GPU works", "gpu.resident"), ("for_weights", "waits for copies", "copy.exact"), ("for_cpu", "waits for the CPU", "host.ffn"))
@@ -50,6 +51,6 @@ def draw(rows: Sequence[Row], path: Path, *, dark: bool = False) -> Path:
     figure.set_facecolor(look.page)
     figure.text(0.015, 1 - 0.1 / height, "The systems on one engine, modelled", ha="left", va="top", color=look.ink, fontsize=11.5)
     figure.tight_layout(rect=(0, 0.3 / height, 1, 1 - 0.35 / height))
-    figure.savefig(path, dpi=100)
+    save_figure(figure, path, dpi=100)
     plt.close(figure)
     return path

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from apexk.outputs import save_figure
 from apexk.paper.measure import Get
 from apexk.paper.motivation import stages
 from apexk.paper.results import BATCHES, by_batch
@@ -72,7 +73,7 @@ def _stacked(found: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def _save(figure, path: Path) -> None:
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)
     plt.close(figure)
 
 

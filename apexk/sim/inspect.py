@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from apexk.outputs import save_figure
 from apexk.sim.demand import counts, step_slices
 from apexk.sim.trace import Trace
 
@@ -78,5 +79,5 @@ def draw(found: dict, path) -> None:
         axis.set(title=title, xlabel="MoE layer", ylim=(0, None))
         axis.legend(fontsize=8)
     figure.suptitle(f"{found['source']}: {found['steps']} steps, top-{found['topk']} of {found['experts']}", fontsize=10)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)
     plt.close(figure)

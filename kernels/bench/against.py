@@ -31,13 +31,17 @@ def importable(package: str) -> bool:
 def choose(cases: list[Case], names: list[str]) -> tuple[list[Case], list[str]]:
     """(our cases and those of the named providers, packages that are named but not importable).
 
-    ValueError for a name that no case has, whether or not these cases do.
+    ValueError for a name that nothing has, with all that may be said, and for one that none of these cases has.
     """
     providers = {case.provider for case in cases if not is_ours(case.provider)}
-    known = sorted({*providers, *PACKAGES, *(alias for alias, those in ALIASES.items() if providers & {*those})})
+    known = sorted({*providers, *PACKAGES, *ALIASES, *(provider for those in ALIASES.values() for provider in those)})
     wrong = [name for name in names if name not in known]
     if wrong:
         raise ValueError(f"--against: {', '.join(wrong)} not known here; known: {', '.join(known)}; or a git revision")
+    there = [name for name in known if name in PACKAGES or providers & {*ALIASES.get(name, (name,))}]
+    absent = [name for name in names if name not in there]
+    if absent:
+        raise ValueError(f"--against: none of these cases has {', '.join(absent)}; they have {', '.join(there)}")
     wanted = {provider for name in names for provider in ALIASES.get(name, (name,))}
     missing = [name for name in names if name in PACKAGES and not importable(name)]
     return [case for case in cases if is_ours(case.provider) or case.provider in wanted], missing

@@ -57,16 +57,25 @@ def main(argv=None) -> int:
         print("this process runs under a profiler, which changes times; say --under-profiler if that is meant", file=sys.stderr)
         return MISUSE
     try:
+        kept = _baseline(args, here)
         with _other_revision(args, here) as other:
-            return _measure_all(args, here, other)
-    except compare.Incomparable as error:
+            return _measure_all(args, here, other, kept)
+    except (compare.Incomparable, ValueError) as error:
         print(error, file=sys.stderr)
-        return FAILED
+        return MISUSE if isinstance(error, ValueError) else FAILED
 
 
-def _measure_all(args, here, other) -> int:
+def _baseline(args, here) -> list:
+    """Rows of `--baseline`; ValueError where none of them compares."""
+    kept = compare.read_baseline(args.baseline) if args.baseline else []
+    if args.baseline:
+        compare.in_common({(case.name, _where(case.device)["device"]) for case in here}, kept, args.baseline)
+    return kept
+
+
+def _measure_all(args, here, other, kept) -> int:
     rows, failed = [], []
-    before = other() if other else compare.read_baseline(args.baseline) if args.baseline else []
+    before = other() if other else kept
     for device in sorted({case.device for case in here}):
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
     groups = competitors(here) if args.against and not other else [[case] for case in here]
@@ -135,7 +144,8 @@ def _other_revision(args, here):
         return
     print(f"building {args.against} in a worktree", file=sys.stderr)
     with compare.checkout(compare.commit_of(args.against)) as tree:
-        yield lambda: compare.rows_of(tree, [case.name for case in here], args.budget)
+        names = compare.names_of(tree, [case.name for case in here], args.against)
+        yield lambda: compare.rows_of(tree, names, args.budget)
 
 
 def measure(group, *, check=True, budget_s=1.0):

@@ -129,8 +129,8 @@ def test_bad_workloads(tmp_path, name, text, said):
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--batch", "0"], 2, "batch"), (["--batch", "many"], 2, "whole number"), (["--prompt", "300000"], 2, "context"), (["--repeats", "0"], 2, "repeats"),
     (["--tokens", "-1"], 2, "--tokens"), (["--plain", "fast"], 2, "grouped_mm"), (["--policies", ","], 2, "policies"), (["--policies", "best"], 2, "apex"),
-    (["--pools", "40"], 2, "40"), (["--dtype", "int8"], 2, "bfloat16"), (["--workload", "/none.txt"], 1, "none.txt"), (["--workload", "/none"], 1, "no such file or folder"), (["--hardware", "h900"], 2, "a6000"),
-    (["--json", "/nonexistent/b.json"], 1, "no folder"), (["--csv", "/tmp"], 1, "is a folder"),
+    (["--pools", "40"], 2, "40"), (["--dtype", "int8"], 2, "bfloat16"), (["--workload", "/none.txt"], 2, "none.txt"), (["--workload", "/none"], 2, "no such file or folder"), (["--hardware", "h900"], 2, "a6000"),
+    (["--json", "/nonexistent/b.json"], 2, "no folder"), (["--csv", "/tmp"], 2, "is a folder"),
     (["--vocabulary", "9"], 2, "random:SHAPE"), (["--beams", "0"], 2, "beams"), (["--threads", "0"], 2, "threads"), (["--device", "tpu"], 2, "virtual"),
 ], ids=str)  # fmt: skip
 def test_bad_words(words, code, said, capsys):

@@ -87,7 +87,7 @@ def test_report_of_the_demo(demo, capsys, tmp_path):
         (["demo", "--prompts", "0"], 2, "prompts"),
         (["demo", "--prompts", "100000"], 2, "held-out"),
         (["demo", "--tokens", "0"], 2, "tokens"),
-        (["report", "nothing.jsonl"], 1, "nothing.jsonl"),
+        (["report", "nothing.jsonl"], 2, "nothing.jsonl"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else "",
 )

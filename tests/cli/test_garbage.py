@@ -78,9 +78,62 @@ def test_it_is_named(taker, what, tmp_path, monkeypatch, capsys):
         pytest.importorskip("pyarrow")
     path = tmp_path / name
     path.write_bytes(GARBAGE[what](path))
-    assert cli.main([str(path) if word == "F" else word for word in words]) in (cli.FAILED, cli.MISUSE)
+    assert cli.main([str(path) if word == "F" else word for word in words]) == cli.MISUSE
     error = capsys.readouterr().err
     assert name in error and "Traceback" not in error, error
+    assert not list(tmp_path.glob("o.*"))
+
+
+#: every other word that names a file or folder to read, H: one that is whole
+READ = {
+    "timeline of a profile": (["report", "H.json", "--timeline", "F"], "f.jsonl"),
+    "trace to explain": (["explain", "--trace", "F", "--step", "0", "--layer", "0"], "f.trace.npz"),
+    "trace to count": (["trace", "popularity", "F", "o.json", "--split", "a"], "f.trace.npz"),
+    "trace held against": (["trace", "popularity", "sample:demo", "o.json", "--split", "a", "--against", "F"], "f.trace.npz"),
+    "trace to export": (["trace", "export", "F", "o.parquet"], "f.trace.npz"),
+    "model to record": (["trace", "record", "o.trace.npz", "--model", "F", "--prompts", "H.txt"], "f"),
+    "prompts to record": (["trace", "record", "o.trace.npz", "--prompts", "F"], "f.txt"),
+    "trace to simulate": (["simulate", "--trace", "F"], "f.trace.npz"),
+    "trace to compare": (["compare", "--trace", "F", "--jobs", "1"], "f.trace.npz"),
+    "traces to train on": (["train-predictor", "F"], "f.trace.npz"),
+    "trace to judge on": (["train-predictor", "sample:demo", "--held-out", "F"], "f.trace.npz"),
+    "predictor": (["simulate", "--policy", "mira(predictor=F)", "--jobs", "1"], "f.npz"),
+    "workload": (["bench", "--workload", "F"], "f.txt"),
+    "counts to plan by": (["plan", "olmoe-1b-7b-0924", "--popularity", "F"], "f.json"),
+    "hardware to fit on": (["fit", "olmoe-1b-7b-0924", "--hardware", "F"], "f.json"),
+    "counts": (["simulate", "--trace", "sample:demo", "--popularity", "F", "--jobs", "1"], "f.json"),
+    **{f"model to {verb}": ([verb, *more, "F"], "f") for verb, more in {"run": ["x", "--model"], "chat": ["--model"], "serve": ["--model"], "bench": ["--model"],
+                                                                        "plan": [], "fit": [], "profile": ["--tool", "torch", "--model"]}.items()},
+    **{f"hardware to {verb}": ([verb, *more, "--hardware", "F"], "f.json") for verb, more in {
+        "run": ["x"], "chat": [], "serve": [], "bench": [], "simulate": ["--jobs", "1"], "compare": ["--jobs", "1"], "evictions": [], "demo": [], "doctor": [],
+        "profile": ["--tool", "torch"]}.items()},
+}  # fmt: skip
+#: what cannot be read, whoever asks: root may read what others may not, so permission is no case
+ABSENT = {"is not there": lambda path: None, "is a folder": lambda path: path.mkdir(), "leads to itself": lambda path: path.symlink_to(path.name),
+          "lies in a file": lambda path: path.parent.write_text("")}  # fmt: skip
+SPEAKS = {"paper", "policies", "overhead", "payload"}  # verbs that read no file
+
+
+def test_every_verb_that_reads_is_in_a_table():
+    assert {words[0] for words, _ in (*TAKERS.values(), *READ.values())} == set(cli.VERBS) - SPEAKS
+
+
+@pytest.mark.parametrize("how", ABSENT)
+@pytest.mark.parametrize("taker", TAKERS | READ)
+def test_what_cannot_be_read_is_misuse_in_one_line(taker, how, tmp_path, monkeypatch, capfd):
+    words, name = (TAKERS | READ)[taker]
+    if name.endswith("parquet") or taker == "trace to export":
+        pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "H.txt").write_text("In the beginning\n")
+    events = [{"ph": "X", "cat": "user_annotation", "name": f"apexk/{name}", "ts": 1, "dur": 1, "pid": 1, "tid": 1} for name in ("decode 0", "L00 0", "L00/combine 1")]
+    (tmp_path / "H.json").write_text(json.dumps({"traceEvents": events}))
+    path = tmp_path / "place" / name
+    path.parent.mkdir() if how != "lies in a file" else None
+    ABSENT[how](path)
+    assert cli.main([word.replace("F", str(path)) if word in ("F", "mira(predictor=F)") else word for word in words]) == cli.MISUSE
+    error = capfd.readouterr().err.strip()
+    assert str(path) in error and len(error.splitlines()) == 1, error
     assert not list(tmp_path.glob("o.*"))
 
 

@@ -65,7 +65,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(row, whe
         module = cli.module(words[0])
         monkeypatch.setattr(module, "run", lambda args: pytest.fail("it ran"))
     place = tmp_path / where
-    assert cli.main([*words, *([flag] if flag else []), str(place)]) == cli.FAILED
+    assert cli.main([*words, *([flag] if flag else []), str(place)]) == cli.MISUSE
     error = capsys.readouterr().err
     assert str(place) in error and "Traceback" not in error
     assert (tmp_path / "a_file").read_text() == "as it was" and not (tmp_path / "nowhere").exists() and not list((tmp_path / "a_folder").iterdir())

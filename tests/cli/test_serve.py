@@ -160,7 +160,7 @@ def test_a_model_without_a_tokenizer_is_refused():
             pass
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [(["--port", "0"], 2, "port"), (["--policy", "best"], 2, "apex"), (["--chat-template", "/none.jinja"], 1, "none.jinja")], ids=str)
+@pytest.mark.parametrize(("words", "code", "said"), [(["--port", "0"], 2, "port"), (["--policy", "best"], 2, "apex"), (["--chat-template", "/none.jinja"], 2, "none.jinja")], ids=str)
 def test_bad_words(words, code, said, capsys):
     assert code_of("serve", *words) == code
     assert said in capsys.readouterr().err

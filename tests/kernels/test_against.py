@@ -42,8 +42,11 @@ def test_providers_by_name(names, others, monkeypatch):
 
 
 def test_unknown_provider_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="--against: jax not known here; known: f32, fp32, grouped_mm, loop, sglang, torch, .*vllm"):
-        choose([case(p) for p in PROVIDERS], ["torch", "jax"])
+    for providers in (PROVIDERS, ("triton", "torch")):  # what may be said does not depend on which cases are asked for
+        with pytest.raises(ValueError, match="--against: jax not known here; known: f32, fp32, grouped_mm, loop, sglang, torch, .*vllm"):
+            choose([case(p) for p in providers], ["torch", "jax"])
+    with pytest.raises(ValueError, match="--against: none of these cases has grouped_mm, f32; they have sglang, torch, vllm$"):
+        choose([case(p) for p in ("triton", "torch")], ["torch", "grouped_mm", "f32"])
 
 
 def test_competitors_do_the_same_work():

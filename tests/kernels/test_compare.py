@@ -1,7 +1,11 @@
 """Benchmarks against a baseline: a kept file, and another commit out of a worktree (here of a small repository made for it)."""
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -36,8 +40,9 @@ def test_the_mean_of_before_and_after_counts():
 def test_other_machines_and_other_cases_do_not_compare():
     new = row(name="new")
     assert compare.compare([new, row()], [[row()]], "base", 0.1) == [] and "baseline" not in new
-    with pytest.raises(compare.Incomparable, match="base has none of these cases on this device; it has 1 cases on another"):
-        compare.compare([row()], [[row(device="another")]], "base", 0.1)
+    assert compare.compare([row()], [[row(device="another")]], "base", 0.1) == []
+    with pytest.raises(ValueError, match="base has none of these cases on this device; it has 1 cases on another"):
+        compare.in_common({(row()["name"], "gpu")}, [row(device="another")], "base")
 
 
 def test_baseline_files(tmp_path):
@@ -47,7 +52,7 @@ def test_baseline_files(tmp_path):
     assert compare.read_baseline(tmp_path / "a.jsonl") == compare.read_baseline(tmp_path / "a.json") == [row()]
     assert table.read_rows(tmp_path / "a.jsonl") == table.read_rows(tmp_path / "a.json") == rows
     (tmp_path / "b").write_text("hello")
-    with pytest.raises(compare.Incomparable, match="benchmark rows"):
+    with pytest.raises(ValueError, match="benchmark rows"):
         compare.read_baseline(tmp_path / "b")
 
 
@@ -78,7 +83,7 @@ def test_the_runner_fails_where_a_case_got_slower(bench, tmp_path, capsys):
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository whose first commit has a case that takes 1 ms, and whose second lost it."""
+    """A repository whose first commit has a case that takes 1 ms, whose second lost it, and whose third waits for ever."""
     root = tmp_path / "repository"
     (root / "apexk" / "cli").mkdir(parents=True)
     main = "import json, sys\nrow = {row}\nif '--list' in sys.argv: print(row['name'])\nelse: json.dump({{'rows': [row]}}, open(sys.argv[sys.argv.index('--json') + 1], 'w'))\n"
@@ -93,28 +98,76 @@ def repository(tmp_path, monkeypatch):
         (root / "apexk" / "cli" / "__main__.py").write_text(main.format(row={**row(name, 1e6), "device": run._where("cpu")["device"]}))
         git("add", "-A")
         git("commit", "-q", "-m", name)
+    (root / "apexk" / "cli" / "__main__.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)\n")
+    git("commit", "-q", "-a", "-m", "waits")
     monkeypatch.setattr(compare, "ROOT", root)
     return git
 
 
 def test_a_bad_baseline_is_refused_before_anything_is_timed(bench, tmp_path, monkeypatch, capsys):
     (tmp_path / "b").write_text("hello")
+    (tmp_path / "c").write_text(json.dumps(row(name="other")))
     monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("timed"))
-    assert run.main(["--baseline", str(tmp_path / "b")]) == run.FAILED
-    assert "benchmark rows" in capsys.readouterr().err
+    for name, said in (("b", "benchmark rows"), ("c", "c has none of these cases on this device; it has 1 cases on gpu")):
+        assert run.main(["--baseline", str(tmp_path / name)]) == run.MISUSE
+        assert said in capsys.readouterr().err
 
 
 def test_against_another_commit(bench, repository, tmp_path, capsys):
     out = tmp_path / "out.json"
-    assert run.main(["--budget", "0", "--against", "HEAD~1", "--json", str(out)]) == run.DONE
+    assert run.main(["--budget", "0", "--against", "HEAD~2", "--json", str(out)]) == run.DONE
     (ours,) = json.loads(out.read_text())["rows"]
-    assert ours["baseline"]["source"] == "HEAD~1" and ours["baseline"]["p50_ns"] == 1e6
+    assert ours["baseline"]["source"] == "HEAD~2" and ours["baseline"]["p50_ns"] == 1e6
     assert ours["command"] == "apexk kernels bench ffn/cpu-avx2/cpu/bf16/1"
     assert len(repository("worktree", "list").splitlines()) == 1, "the worktree is gone"
-    assert run.main(["--budget", "0", "--against", "HEAD"]) == run.FAILED
-    assert "HEAD has none of these cases" in capsys.readouterr().err
     assert run.main(["--against", "no-such-thing"]) == run.MISUSE
     assert "or a git revision" in capsys.readouterr().err
+
+
+def test_a_commit_without_the_case_is_refused_before_anything_is_timed(bench, repository, monkeypatch, capsys):
+    monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("timed"))
+    assert run.main(["--budget", "0", "--against", "HEAD~1"]) == run.MISUSE
+    assert "HEAD~1 has none of these cases: ffn/cpu-avx2/cpu/bf16/1" in capsys.readouterr().err
+    assert len(repository("worktree", "list").splitlines()) == 1
+
+
+RUN = """
+import sys
+from pathlib import Path
+import torch
+from apexk.cli import main
+from apexk.kernels.bench import compare, run
+from apexk.kernels.bench.registry import Case
+compare.ROOT = Path(sys.argv[1])
+run.all_cases = lambda: [Case("ffn", "cpu-avx2", "cpu", torch.bfloat16, {"tokens": 1}, None)]
+sys.exit(main(["kernels", "bench", "--against", "HEAD"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 0), (signal.SIGKILL, 1)], ids=str)
+def test_a_run_that_is_ended_leaves_no_worktree_or_the_next_removes_it(bench, repository, tmp_path, number, left):
+    """Ended while the other commit's process works; the worktree of a run that goes on stays."""
+    (tmp_path / "tmp").mkdir()
+    env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+
+    def started(others):
+        run = subprocess.Popen([sys.executable, "-c", RUN, str(compare.ROOT)], env=env, stderr=subprocess.DEVNULL)
+        while len(list((tmp_path / "tmp").glob("*/tree/begun"))) == others:
+            assert run.poll() is None
+            time.sleep(0.05)
+        return run
+
+    first = started(0)
+    first.send_signal(number)
+    assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    assert len(list((tmp_path / "tmp").iterdir())) == left == len(repository("worktree", "list").splitlines()) - 1
+    second = started(left)
+    assert len(repository("worktree", "list").splitlines()) == 2
+    assert run.main(["--budget", "0", "--against", "HEAD~2"]) == run.DONE
+    assert len(repository("worktree", "list").splitlines()) == 2, "it is in use"
+    second.terminate()
+    assert second.wait() == 128 + signal.SIGTERM
+    assert not list((tmp_path / "tmp").iterdir()) and len(repository("worktree", "list").splitlines()) == 1
 
 
 def test_once(monkeypatch, capsys):

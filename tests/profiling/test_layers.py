@@ -212,8 +212,24 @@ def test_report(recording, tmp_path, capsys):
     assert "times modelled on toy-machine" in printed and "decode: 2 steps" in printed
     numbers = json.loads((tmp_path / "out.json").read_text())
     assert numbers["phases"]["decode"]["totals"]["steps"] == 2
-    assert main([str(tmp_path / "none.jsonl")]) == 1
+    assert main([str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "asked"), [(["--skip", "2"], "--skip 2"), (["--skip", "3"], "--skip 3"), (["--phase", "prefill"], "--phase prefill"),
+                                              (["--phase", "decode", "--skip", "2"], "--phase decode --skip 2")], ids=str)  # fmt: skip
+def test_a_report_of_nothing_is_refused_with_what_there_is(recording, tmp_path, capsys, words, asked):
+    """Alone, and beside a run of which something would be left."""
+    longer = tmp_path / "longer.jsonl"
+    rows = [json.loads(text) for text in recording.read_text().splitlines()]
+    more = [row | {"step": row["step"] + at, "phase": phase} for at, phase in ((0, "decode"), (1000, "decode"), (2000, "prefill")) for row in rows[1:]]
+    longer.write_text("".join(json.dumps(row) + "\n" for row in [rows[0], *more]))
+    for files in ([recording], [longer, recording]):
+        assert main([*map(str, files), *words, "--json", str(tmp_path / "out.json")]) == 2
+        told = capsys.readouterr()
+        assert told.out == "" and told.err.strip() == f"{asked} leaves nothing of {recording}, which has 2 decode steps"
+        assert not (tmp_path / "out.json").exists()
+    assert main([str(recording), "--skip", "1"]) == 0 and "decode: 1 steps" in capsys.readouterr().out
 
 
 def test_picture(recording, tmp_path):
