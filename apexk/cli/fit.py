@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from apexk.fit.fit import fit, subject
+    from apexk.fit.fit import fit, quiet, subject
     from apexk.store.capacity import parse
 
     given = None
@@ -34,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
             given = parse(args.gpu_memory).bytes
         if not given:
             raise ValueError(f"--gpu-memory is {args.gpu_memory!r}; wanted bytes with a unit, such as 48GiB")
-    about = subject(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code)
-    result = fit(about, machine=args.hardware, gpu_bytes=given, context=args.context, batch=args.batch)
+    with quiet():
+        about = subject(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code)
+        result = fit(about, machine=args.hardware, gpu_bytes=given, context=args.context, batch=args.batch)
     if args.json:
         write_json(args.json, result)
     print(show(result))

@@ -58,13 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
 def model_of(name: str, dtype, trust_remote_code: bool, tokens: int):
     """A planner's view of a model, from its configuration; the cache as the library's own holds it after `tokens` tokens."""
-    from apexk.fit.fit import subject
+    from apexk.fit.fit import quiet, subject
     from apexk.hf.kv import kv_bytes
     from apexk.planners import Model
 
-    about = subject(name, dtype, trust_remote_code)
-    experts, block = about.experts, about.block
-    cache = kv_bytes(about.model, experts, 1, tokens) / tokens
+    with quiet():
+        about = subject(name, dtype, trust_remote_code)
+        experts, block = about.experts, about.block
+        cache = kv_bytes(about.model, experts, 1, tokens) / tokens
     return Model(about.name, len(experts.blocks), experts.experts, experts.topk, experts.hidden, block.payload_bytes, about.dense, cache)
 
 

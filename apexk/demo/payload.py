@@ -58,10 +58,11 @@ def measure(config: ApexConfig, payloads: Sequence[str], tokens: int, dtype: tor
 def _logits(model, chunks: Sequence[torch.Tensor], pass_tokens: int) -> list[torch.Tensor]:
     found = []
     for chunk in chunks:
-        pieces, cache = [], None
+        pieces, cache = [], {}
         for piece in chunk.split(pass_tokens):
-            out = model(input_ids=piece[None], past_key_values=cache, use_cache=pass_tokens < len(chunk))
-            cache = out.past_key_values
+            out = model(input_ids=piece[None], use_cache=pass_tokens < len(chunk), **cache)
+            name = "cache" if hasattr(out, "cache") else "past_key_values"  # its new name and its old one
+            cache = {name: out.get(name)}
             pieces.append(out.logits[0])
         found.append(torch.cat(pieces)[:-1].double())
     return found

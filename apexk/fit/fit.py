@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from apexk import hardware
 from apexk.config import ApexConfig
@@ -40,6 +43,17 @@ class Subject:
     block: ExpertBlock
     dense: int
     files: dict | None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's warnings: they are of how a pass would run, and here none does."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def subject(model: str, dtype: torch.dtype | None = None, trust_remote_code: bool = False) -> Subject:

@@ -24,7 +24,7 @@ def kv_bytes(like: PreTrainedModel, experts: Experts, batch: int, tokens: int) -
 
         def after(length: int) -> int:
             ids = torch.zeros(batch, length, dtype=torch.int64)
-            return sum(t.numel() * t.element_size() for t in _tensors(decoder(input_ids=ids, use_cache=True).past_key_values))
+            return sum(t.numel() * t.element_size() for t in _tensors(decoder(input_ids=ids, use_cache=True)["past_key_values"]))
 
         config = like.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())

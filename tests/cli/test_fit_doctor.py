@@ -1,6 +1,8 @@
 """`apexk fit` and `apexk doctor`, and the cache's bytes that the former is told."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -109,6 +111,14 @@ def test_fit_from_a_configuration_without_weights(tmp_path, roomy, monkeypatch, 
 def test_fit_of_nonsense(arguments, said, capsys):
     assert main(["fit", *arguments]) == MISUSE
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["fit", "qwen3.5-35b-a3b"], ["plan", "qwen3.5-35b-a3b"], ["payload", "--payload", "plain", "--pass-tokens", "8", "--tokens", "20"]], ids=" ".join)
+def test_the_librarys_warnings_are_not_the_askers(words):
+    """In a process of its own: the library says each but once."""
+    code = f"import sys\nfrom apexk.fit import fit\nfit.STEPS, fit.WARMUP = 2, 1\nfrom apexk.cli import main\nmain({words!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout and [line for line in done.stderr.splitlines() if not line.startswith("payload: ")] == []
 
 
 def test_doctor(capsys, monkeypatch, tmp_path):
