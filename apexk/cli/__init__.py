@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 import apexk
+from apexk.cli.progress import Stream
 from apexk.outputs import misplaced, worded
 
 #: verb -> what it does; the verb's module is `apexk.cli.<verb>` (`module`) with `add_arguments(parser)` and `run(args) -> int`
@@ -51,18 +52,22 @@ def main(argv: list[str] | None = None) -> int:
     """The verb's exit code. Nothing that a person can mistype, press or run out of ends in a traceback."""
     argv = sys.argv[1:] if argv is None else argv
     asked = next((a for a in argv if not a.startswith("-")), None)
+    with Stream.of_each():
+        return _told(argv, asked)
+
+
+def _told(argv: list[str], asked: str | None) -> int:
     try:
         with _ending_well():
-            code = _run(argv, asked)
-            sys.stdout.flush()  # a full disk under it is told here, not by the interpreter's last breath
-            return code
+            try:
+                return _run(argv, asked)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # a full disk under it is told here, not by the interpreter's last breath
     except KeyboardInterrupt:
         return _ended(asked, "interrupted", INTERRUPTED)
     except Ended as error:
         return _ended(asked, f"ended by {signal.Signals(error.code - 128).name}", error.code)
-    except BrokenPipeError:  # as when piped into `head`: who reads has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except (ValueError, TypeError) as error:  # bad input, already worded for a person
         return _ended(asked, error, MISUSE)
     except MemoryError as error:

@@ -1,10 +1,49 @@
-"""A progress bar on stderr, only on a terminal."""
+"""What a person sees: tables and lines, a progress bar on stderr only on a terminal, and a reader who may leave."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 WIDTH = 30
+
+
+class Stream:
+    """A standard stream whose reader may leave, as `head` does, which is no error: the rest goes nowhere, and files are written all the same."""
+
+    def __init__(self, stream):
+        self._stream, self.unheard = stream, False
+
+    @classmethod
+    @contextmanager
+    def of_each(cls) -> Iterator[None]:
+        """In place of `sys.stdout` and `sys.stderr`, where they are open."""
+        before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = (stream and cls(stream) for stream in before)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: self._stream.write(text)) or 0
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, do):
+        try:
+            return do()
+        except BrokenPipeError:
+            self.unheard = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
 
 
 def bar(label: str):

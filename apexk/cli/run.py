@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     torch.manual_seed(args.seed)
     session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     recorder = _record(args, session, prompts)
+    only_shown = sys.stdout is not None and not (args.timeline or args.trace or args.json)
     with session.handle as handle:
         texts, answers = session.texts(prompts, args.chat), []
         if len(texts) == 1:
@@ -52,9 +53,13 @@ def run(args: argparse.Namespace) -> int:
             for piece in session.stream(texts[0], args.tokens, **how):
                 print(piece, end="", flush=True)
                 pieces.append(piece)
+                if only_shown and sys.stdout.unheard:
+                    break
             print()
             answers.append("".join(pieces))
         for start in range(0, len(texts) if len(texts) > 1 else 0, args.batch):
+            if only_shown and sys.stdout.unheard:
+                break
             found = session.generate(texts[start : start + args.batch], args.tokens, **how)
             answers += found
             for prompt, answer in zip(prompts[start:], found, strict=False):

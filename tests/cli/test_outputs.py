@@ -152,7 +152,7 @@ def test_interrupts_and_closed_pipes_are_no_tracebacks(monkeypatch, capsys):
     assert cli.main(["policies"]) == 130
 
 
-@pytest.mark.parametrize(("gone", "code", "said"), [("/dev/full", 1, b"No space left"), (None, 1, b"")], ids=["full", "closed pipe"])
+@pytest.mark.parametrize(("gone", "code", "said"), [("/dev/full", 1, b"No space left"), (None, 0, b"")], ids=["full", "closed pipe"])
 def test_an_output_that_fails_under_a_verb(gone, code, said):
     import subprocess
 
@@ -166,6 +166,56 @@ def test_an_output_that_fails_under_a_verb(gone, code, said):
         done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE)
         os.close(writer)
     assert done.returncode == code and said in done.stderr and b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+
+
+SHOWN = {
+    "policies": ["policies"], "list of cases": ["kernels", "bench", "--list"], "modes": ["kernels", "cpu", "--help"], "doctor": ["doctor"], "stats": ["trace", "stats", "sample:demo", "--layers"],
+    "explain": ["explain", "--step", "1", "--layer", "0"], "paper": ["paper", "table3"], "plan": ["plan", "olmoe-1b-7b-0924"],
+    "simulate": ["simulate", "--steps", "3", "--warmup", "1", "--policy", "apex", "--no-references", "--jobs", "1", "--batch", "1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_who_leaves_is_no_error_and_files_are_written_all_the_same(name, stream, monkeypatch, capfd, tmp_path):
+    """Not even the first line is read. What is asked for in a file is there, whole."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words, out = SHOWN[name], tmp_path / "x.json"
+    written = ["--json", str(out)] if words[0] != "kernels" else []
+    with open(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, stream, gone)
+        if stream == "stderr":
+            shown = cli.module(words[0]).run
+            monkeypatch.setattr(cli.module(words[0]), "run", lambda args: (sys.stderr.write("seen by nobody\n"), shown(args))[1])
+        assert cli.main([*words, *written]) == cli.DONE
+    assert "Broken pipe" not in "".join(capfd.readouterr())
+    assert not written or json.loads(out.read_text())
+
+
+def test_a_run_that_nobody_reads_ends_at_the_next_token(monkeypatch, tmp_path):
+    """Unless its answer is to be written into a file."""
+    from apexk.bench import session
+
+    made, real = [], session.Session.stream
+    monkeypatch.setattr(session.Session, "stream", lambda *args, **how: (made.append(piece) or piece for piece in real(*args, **how)))
+    pieces = []
+    for more in ([], ["--json", str(tmp_path / "x.json")]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with open(writer, "w") as gone:
+            monkeypatch.setattr(sys, "stdout", gone)
+            made.clear()
+            assert cli.main(["run", "In the beginning God created", "--tokens", "9", "--device", "cpu", *more]) == cli.DONE
+            pieces.append(len(made))
+    assert pieces[0] == 1 < pieces[1] and json.loads((tmp_path / "x.json").read_text())["answers"]
+
+
+def test_a_standard_output_that_is_closed(tmp_path):
+    import subprocess
+
+    done = subprocess.run(f"exec {sys.executable} -m apexk.cli policies --json {tmp_path}/x.json >&-", shell=True, capture_output=True)
+    assert done.returncode == 0 and done.stderr == b"" and json.loads((tmp_path / "x.json").read_text())
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, capsys, tmp_path):
