@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -17,12 +17,15 @@ def nsys(out: str | os.PathLike, command: Sequence[str], *, dry_run: bool = Fals
     return _script("nsys_profile.sh", [*(["--dry-run"] if dry_run else []), str(out), *command])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, device_of: Callable[[str], str]) -> int:
+    """`device_of`: of a case by name; raises ValueError where there is none."""
     parser = argparse.ArgumentParser(prog="apexk kernels triton --ncu", description="One benchmark case under Nsight Compute.")
     parser.add_argument("--case", required=True, metavar="NAME", help="one case's name; apexk kernels bench --list shows them")
     parser.add_argument("--out", metavar="PATH", help="report without .ncu-rep (default ncu-NAME here)")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     options = parser.parse_args(argv)
+    if device_of(options.case) != "cuda":
+        raise ValueError(f"{options.case} runs on the CPU, where Nsight Compute sees nothing; wanted a case of a GPU")
     return _script("ncu_kernel.sh", [*(["--dry-run"] if options.dry_run else []), options.case, *([options.out] if options.out else [])])
 
 

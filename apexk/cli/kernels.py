@@ -54,4 +54,9 @@ def run(args: argparse.Namespace) -> int:
     if asked == ["bench"]:
         named = any(word.startswith("cpu_ffn") for word in rest)
         rest = [*rest, "--device", "cuda"] if args.part == "triton" else rest if named else ["cpu_ffn/*/bf16/qwen3-64/*", *rest]
-    return importlib.import_module(modes[asked[0]][0]).main(rest)
+    main = importlib.import_module(modes[asked[0]][0]).main
+    if asked == ["ncu"]:
+        from apexk.kernels.bench.once import one_case
+
+        return main(rest, device_of=lambda name: one_case(name).device)
+    return main(rest)

@@ -8,7 +8,15 @@ import sys
 
 import torch
 
-from .registry import all_cases, select
+from .registry import Case, all_cases, select
+
+
+def one_case(name: str) -> Case:
+    """ValueError where no case or more than one has this name."""
+    found = select(all_cases(), [name])
+    if len(found) > 1:
+        raise ValueError(f"{name!r} means {len(found)} cases, wanted one: {', '.join(case.name for case in found[:6])} ...")
+    return found[0]
 
 
 def main(argv=None) -> int:
@@ -18,14 +26,10 @@ def main(argv=None) -> int:
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="executions inside it (default 1)")
     args = parser.parse_args(argv)
     try:
-        found = select(all_cases(), [args.case])
+        case = one_case(args.case)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if len(found) > 1:
-        print(f"{args.case!r} means {len(found)} cases, wanted one: {', '.join(case.name for case in found[:6])} ...", file=sys.stderr)
-        return 2
-    (case,) = found
     on_gpu = case.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         print(f"{case.name} needs a CUDA device, which this machine lacks", file=sys.stderr)

@@ -68,13 +68,22 @@ def test_a_missing_tool_is_said(tools, tmp_path):
 def test_ncu_profiles_one_case(tools, tmp_path, monkeypatch):
     calls = tools("ncu")
     monkeypatch.chdir(tmp_path)
-    assert main(["kernels", "triton", "--case", "combine/triton/cuda/bf16/1", "--ncu"]) == 0
+    case = "combine/triton/cuda/bf16/qwen3.5-35b-a3b/1"
+    assert main(["kernels", "triton", "--case", case, "--ncu"]) == 0
     profile, read = calls()
-    assert "--profile-from-start off" in profile and profile.endswith("-m apexk.cli kernels once combine/triton/cuda/bf16/1")
-    assert "--export ncu-combine-triton-cuda-bf16-1" in profile and "--import ncu-combine-triton-cuda-bf16-1.ncu-rep" in read
+    named = f"ncu-{case.replace('/', '-')}"
+    assert "--profile-from-start off" in profile and profile.endswith(f"-m apexk.cli kernels once {case}")
+    assert f"--export {named}" in profile and f"--import {named}.ncu-rep" in read
     monkeypatch.setenv("FAIL", "1")
     done = script("ncu_kernel.sh", "combine")
     assert done.returncode == 1 and "ERR_NVGPUCTRPERM" in done.stderr
+
+
+@pytest.mark.parametrize(("case", "said"), [("nosuch", "no benchmark case matches 'nosuch'"), ("combine", "means 12 cases, wanted one"), ("moe_ffn/torch-loop/cpu/*/1", "runs on the CPU")])
+def test_ncu_is_not_run_without_one_case_of_a_gpu(tools, case, said, capfd):
+    calls = tools("ncu")
+    assert main(["kernels", "triton", "--case", case, "--ncu"]) == 2
+    assert said in capfd.readouterr().err and calls() == []
 
 
 def test_profile_with_torch(tmp_path, capsys):
