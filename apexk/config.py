@@ -17,6 +17,7 @@ from apexk.store.capacity import Capacity, Room, parse, resolve
 DEVICES = ("virtual", "cpu", "cuda")
 TRANSFERS = ("copy_engine", "sm_gather")
 PAYLOADS = ("plain", "int8", "int4")
+MOST = (1 << 31) - 1  # of any whole number: what the arrays that it sizes can be asked for
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
     "cost": "affine",
@@ -100,8 +101,6 @@ class ApexConfig:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; wanted a {'name' if kinds is str else 'path'}")
         if self.pool_scope not in (None, *SCOPES):
             raise ValueError(f"pool_scope is {self.pool_scope!r}; there are {', '.join(SCOPES)}")
-        if self.gpus is not None and (type(self.gpus) is not int or self.gpus < 1):
-            raise ValueError(f"gpus is {self.gpus!r}; wanted a number, at least 1")
         policy = registry.get(self.policy)
         policy.scope(self.pool_scope)
         if policy.defers and self.device == "cuda":
@@ -120,10 +119,10 @@ class ApexConfig:
             why = "has no expert slots to fill" if self.device == "cpu" else "copies plain weights only"
             raise ValueError(f"payload is {self.payload!r}, but device {self.device!r} {why}: leave it out, or take device 'virtual'")
         parse(self.pool)
-        for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 0)):
+        for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 1), ("gpus", 1)):
             value = getattr(self, name)
-            if (value is not None or name != "threads") and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
-                raise ValueError(f"{name} is {value!r}; wanted a whole number >= {lowest}")
+            if (value is not None or name not in ("threads", "gpus")) and (type(value) is not int or not lowest <= value <= MOST):
+                raise ValueError(f"{name} is {value!r}; wanted a whole number from {lowest} to {MOST}")
         for name, kind in OVERRIDES.items():
             value = getattr(self, name)
             if isinstance(kind, tuple) and value not in (None, *kind):
@@ -131,7 +130,7 @@ class ApexConfig:
             if kind is bool and value is not None and not isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; wanted True or False")
         if self.popularity is not None and not _are_counts(self.popularity):
-            raise ValueError("popularity holds what is no count; wanted [layers][experts] of finite numbers >= 0")
+            raise ValueError("popularity holds what is no count; wanted [layers][experts], as many experts in each, of finite numbers >= 0")
         given = {f.name: getattr(self, f.name) for f in fields(PolicyOptions)}
         PolicyOptions(**{name: value for name, value in given.items() if value is not None})  # refuses what is out of range
 
@@ -171,6 +170,7 @@ def policy_options(settings: dict[str, Setting]) -> PolicyOptions:
 
 def _are_counts(popularity: Sequence[Sequence[float]]) -> bool:
     try:
-        return all(0 <= count < math.inf for row in popularity for count in row)
+        numbers = all(0 <= count < math.inf and not isinstance(count, bool) for row in popularity for count in row)
+        return numbers and len({len(row) for row in popularity}) == 1 and len(popularity[0]) > 0
     except TypeError:
         return False

@@ -20,7 +20,8 @@ class Plan:
 
     def __post_init__(self):
         for name, values in (("batch", self.batches), ("prompt length", self.lengths), ("repeats", [self.repeats]), ("beams", [self.beams])):
-            if not values or min(values) < 1:
+            if not values or any(type(value) is not int or value < 1 for value in values):
                 raise ValueError(f"{name} is {', '.join(map(str, values)) or 'empty'}; wanted whole numbers >= 1")
-        if self.new_tokens < 0:
-            raise ValueError(f"new tokens are {self.new_tokens}; wanted 0 or more")
+        for name, value in (("new tokens", self.new_tokens), ("seed", self.seed)):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}: {value!r}; wanted a whole number, 0 or more")

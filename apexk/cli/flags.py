@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 
 from apexk import hardware
-from apexk.config import ApexConfig
+from apexk.config import MOST, ApexConfig
 from apexk.outputs import out_file
 
 DTYPES = ("float32", "bfloat16", "float16")
-MOST = (1 << 31) - 1  # of any whole number: what the arrays that it sizes can be asked for
 
 
 def whole(least: int = 1) -> Callable[[str], int]:

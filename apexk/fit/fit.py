@@ -77,10 +77,10 @@ def subject(model: str, dtype: torch.dtype | None = None, trust_remote_code: boo
 
 def fit(about: Subject, *, machine: str = "a6000-paper", gpu_bytes: int | None = None, context: int = 8192, batch: int = 1, root: Path = Path("/")) -> dict:
     """Bytes, slots and modelled speeds. `gpu_bytes`: the GPU's whole memory; None: torch's device, if there is one.
-    `context`: tokens a sequence, `batch`: sequences at once."""
-    for what, value in (("context", context), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{what} is {value}; wanted at least 1")
+    `context`: tokens a sequence, `batch`: sequences at once. Raises ValueError for a number that is none."""
+    for what, value in (("context", context), ("batch", batch), ("gpu_bytes", gpu_bytes)):
+        if (value is not None or what != "gpu_bytes") and (type(value) is not int or value < 1):
+            raise ValueError(f"{what} is {value!r}; wanted a whole number, at least 1")
     experts, block = about.experts, about.block
     layers = len(experts.blocks)
     store = layers * experts.experts * block.stride_bytes

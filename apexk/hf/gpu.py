@@ -31,7 +31,7 @@ def room(model: nn.Module, experts: Experts, config: ApexConfig, runtime: CudaRu
     dense = sum(t.nbytes for t in _dense(model, experts) if t.device != runtime.device)
     return Room(free, {
         "rest of the model": dense,
-        f"KV cache ({config.context_tokens} tokens)": kv_bytes(model, experts, 1, config.context_tokens) if config.context_tokens else 0,
+        f"KV cache ({config.context_tokens} tokens)": kv_bytes(model, experts, 1, config.context_tokens),
         "expert rows": row_bytes(experts, config.part_tokens),
         "activations and libraries": round(OF_TOTAL * total),
     })  # fmt: skip
