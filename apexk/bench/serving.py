@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 from transformers import PreTrainedTokenizerBase
 from transformers.cli.serving import model_manager
 
+from apexk.bench.requests import carrying, unwanted, watched
 from apexk.bench.session import Session
 
 logger = logging.getLogger(__name__)
+GRACE_S = 1  # for answers to be sent after the last token, once the server is told to end
 
 
 def manager(session: Session) -> type[model_manager.ModelManager]:
@@ -51,14 +56,17 @@ def _processor(session: Session) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def bounded(session: Session) -> Iterator[None]:
-    """Meanwhile a request's answer ends where the model's context does, and one whose prompt fills it, or that asks for no token, is refused by
-    status 400. The library's server runs one request after the other and finishes what it was asked for although the client has left: a
-    request for endless tokens would be its last."""
+def bounded(session: Session, ending: Callable[[], bool]) -> Iterator[None]:
+    """Meanwhile a request's answer ends where the model's context does, or at the next token once its client has left or the server is `ending`;
+    one whose prompt fills the context, or that asks for no token, is refused by status 400. The library's server runs one request after the other and
+    finishes what it was asked for: a request for endless tokens would be its last."""
     from fastapi import HTTPException
 
     model, context = session.source.model, session.source.context
-    real = model.generate
+    real, running = model.generate, threading.Lock()
+
+    def over(*_) -> bool:
+        return unwanted() or ending()
 
     def generate(*, input_ids, generation_config, **more):
         length, wanted = input_ids.shape[-1], generation_config.max_new_tokens
@@ -67,33 +75,44 @@ def bounded(session: Session) -> Iterator[None]:
         if wanted is not None and wanted < 1:
             raise HTTPException(400, f"max_tokens is {wanted}; wanted at least 1")
         generation_config.max_new_tokens = min(context - length, wanted or context)
-        return real(input_ids=input_ids, generation_config=generation_config, **more)
+        with running:
+            if over():
+                raise HTTPException(503, "the client has left, or the server ends")
+            return real(input_ids=input_ids, generation_config=generation_config, stopping_criteria=[over], **more)
 
     model.generate = generate
     try:
         yield
     finally:
-        del model.generate
+        with running:  # nothing runs any more
+            del model.generate
 
 
 @contextmanager
-def served(session: Session, *, host: str, port: int, continuous_batching: bool = False, background: bool = False) -> Iterator:
-    """Runs the server until it is stopped; in the background for the time of the `with`. Raises ImportError without the
-    server's packages, and ValueError for a model without a tokenizer. Chat requests need a chat template."""
+def served(session: Session, *, host: str, port: int, continuous_batching: bool = False) -> Iterator[threading.Thread]:
+    """The server in a thread of its own, for the time of the `with`; then answers end at their next token. Raises ImportError without the server's
+    packages, ValueError for a model without a tokenizer, and OSError where it cannot listen. Chat requests need a chat template."""
     from transformers.cli.serve import Serve
+    from transformers.cli.serving import server as apps
+    from transformers.cli.serving import utils
 
     if session.source.tokenizer is None:
         raise ValueError(f"{session.source.name} has no tokenizer: it cannot be served")
-    with bounded(session):
-        real = model_manager.ModelManager
-        model_manager.ModelManager = manager(session)  # `Serve` takes the class from here when it is made
-        try:
+    ending, app_of, thread_of = threading.Event(), apps.build_server, utils.InferenceThread
+    with ExitStack() as stack:
+        stack.enter_context(bounded(session, ending.is_set))
+        stack.enter_context(patch.object(utils, "InferenceThread", carrying(thread_of)))  # made at a model's first request
+        with patch.object(model_manager, "ModelManager", manager(session)), patch.object(apps, "build_server", lambda *args, **more: watched(app_of(*args, **more))):
             server = Serve(force_model=session.source.name, device=str(session.source.model.device), continuous_batching=continuous_batching, host=host,
-                           port=port, non_blocking=background)
-        finally:
-            model_manager.ModelManager = real
+                           port=port, non_blocking=True)  # fmt: skip
+        server.server.config.timeout_graceful_shutdown = GRACE_S
         try:
-            yield server
+            while not server.server.started and server._thread.is_alive():
+                time.sleep(0.01)
+            if not server.server.started:
+                raise OSError(f"no server on {host}, port {port}: the line above says why")
+            yield server._thread
         finally:
-            if background:
-                server.kill_server()
+            ending.set()
+            server.kill_server()
+            server._thread.join()

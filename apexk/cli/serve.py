@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from apexk.cli import DONE, LACKING
+from apexk.cli import FAILED, LACKING
 from apexk.cli.flags import add_session_arguments, config_of, whole
 from apexk.inputs import reading
 
@@ -41,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
     if template:
         session.source.tokenizer.chat_template = template
-    with session.handle, served(session, host=args.host, port=args.port, continuous_batching=args.continuous_batching):
-        return DONE
+    with session.handle, served(session, host=args.host, port=args.port, continuous_batching=args.continuous_batching) as server:
+        server.join()  # until a signal
+    return FAILED

@@ -3,9 +3,9 @@
 import json
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 
 import pytest
 from transformers.utils.import_utils import is_serve_available
@@ -31,27 +31,29 @@ def wanted():
 
 @pytest.fixture(scope="module")
 def served():
-    from apexk.bench.serving import served
-
     session = open_session("demo", apexk.ApexConfig(device="cpu"))
     session.source.tokenizer.chat_template = PLAIN_TEMPLATE
     session.source.model.config.max_position_embeddings = CONTEXT
-    with session.handle:
-        for _ in range(5):
-            with socket.socket() as free:
-                free.bind(("localhost", 0))
-                port = free.getsockname()[1]
-            with served(session, host="localhost", port=port, background=True) as server:
-                if listens(server):
-                    yield session, port
-                    return
-    raise AssertionError("every port was taken between asking for a free one and listening on it")
+    with session.handle, ExitStack() as stack:
+        yield session, listening(stack, session)
 
 
-def listens(server) -> bool:
-    while not server.server.started and server._thread.is_alive():
-        time.sleep(0.01)
-    return server.server.started
+def listening(stack: ExitStack, session: Session) -> int:
+    """Port of a server that is there until the stack ends."""
+    from apexk.bench.serving import served
+
+    for _ in range(5):
+        with suppress(OSError):  # the port was taken between asking for a free one and listening on it
+            port = free_port()
+            stack.enter_context(served(session, host="localhost", port=port))
+            return port
+    raise AssertionError("every port was taken")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def code_of(*words):
@@ -148,6 +150,63 @@ def test_a_request_ends_with_the_context(served, change, status, said):
     if status == 200:
         assert told["usage"]["total_tokens"] == CONTEXT
     assert ask({"max_tokens": 1})[0] == 200
+
+
+def ask(port, stream) -> socket.socket:
+    """A connection that has asked for more tokens than the context has."""
+    body = json.dumps({"model": "demo", "prompt": TEXT, "temperature": 0.0, "max_tokens": 10**6, "stream": stream}).encode()
+    client = socket.create_connection(("localhost", port), timeout=120)
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return client
+
+
+class Steps:
+    """Passes of a model; in the third one `then(its context)` is called, and passes end when that does."""
+
+    def __init__(self, model, then):
+        self.count, self.then = 0, then
+        self.hook = model.register_forward_pre_hook(self.step)
+
+    def step(self, *_):
+        self.count += 1
+        if self.count == 3:
+            self.then()
+
+
+@needs_server
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_request_ends_at_the_next_token_once_its_client_has_left(served, stream):
+    """The pass in which it leaves is the last one: what it would have got is 60 tokens. The next request is answered."""
+    from apexk.bench.requests import LEFT
+
+    session, port = served
+    client = ask(port, stream)
+    ended = threading.Event()
+    left = []
+
+    def leave():
+        client.close()
+        left.append(LEFT.get().wait(120))
+
+    steps = Steps(session.source.model, leave)
+    real = session.source.model.generate
+
+    def generate(**how):
+        try:
+            return real(**how)
+        finally:
+            ended.set()
+
+    session.source.model.generate = generate
+    try:
+        assert ended.wait(120)
+    finally:
+        session.source.model.generate = real
+        steps.hook.remove()
+    assert left == [True] and steps.count == 3
+    with urllib.request.urlopen(urllib.request.Request(f"http://localhost:{port}/v1/completions", json.dumps({"model": "demo", "prompt": TEXT, "max_tokens": 2}).encode(),
+                                                       {"Content-Type": "application/json"}), timeout=120) as reply:  # fmt: skip
+        assert json.load(reply)["usage"]["completion_tokens"] == 2
 
 
 def test_a_model_without_a_tokenizer_is_refused():
