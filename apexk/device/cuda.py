@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 
@@ -35,7 +34,7 @@ from apexk.device.base import (
     active_loads,
     with_nobody,
 )
-from apexk.device.cuda_buffers import Shares, StepBuffers, Tables
+from apexk.device.cuda_buffers import Ranks, Shares, StepBuffers, Tables
 from apexk.device.cuda_clock import DeviceClock, Operation
 from apexk.device.cuda_copies import Copies, last_of_all, wait
 from apexk.device.gpu_kernels import GpuKernels
@@ -55,7 +54,7 @@ Job = tuple[int, tuple[int, ...], torch.Tensor]
 DEPTH = 256  # CPU jobs of a layer: one a part of a long input, all asked for before the first is done
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HostWork(Operation):
     """CPU experts of one part. `jobs` are the (ticket, experts, ids as the device sees them) of the part that no stream has waited for, its own
     last."""
@@ -106,7 +105,7 @@ class CudaDevice:
             self.clock = DeviceClock(runtime, self._compute, self._tell)
             self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute)
             self._tables, self._shares = Tables(runtime, store.experts + 1), Shares(runtime, store.experts)
-            self._ranks = self._ranks_host = torch.empty((0, 3, store.experts), dtype=torch.int32)  # by layer that is predicted
+            self._ranks: dict[int, Ranks] = {}  # by how many layers are predicted
             self._returned = runtime.new_event()
             self._demand = torch.empty(0, dtype=torch.int32)
             self._counts = self._ids = self._demand.view(0, 1)
@@ -167,8 +166,8 @@ class CudaDevice:
                                       **self._rule)
         jobs = self._jobs.setdefault(rows.buffer or 0, [])
         jobs.append((ticket, tuple(experts), seen))
-        facts = {"experts": experts, "loads": loads, "names": (accesses.host_ffn, experts, rows.buffer, rows.sides)}
-        work = HostWork(at, "host.ffn", "cpu", facts=facts, hand_off=self.hand_off, jobs=tuple(jobs))
+        work = HostWork(at, "host.ffn", "cpu", facts=lambda: {"experts": experts, "loads": loads, "names": (accesses.host_ffn, experts, rows.buffer, rows.sides)},
+                        hand_off=self.hand_off, jobs=tuple(jobs))
         self.clock.add(work)
         return work
 
@@ -176,39 +175,38 @@ class CudaDevice:
         pairs, slot_of = self._buffer(rows).pairs, self._tables.take(slots)
         for earlier in last_of_all(after):
             wait(self.runtime, self._compute, earlier)
-        facts = {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer, rows.sides)}
-        return self._timed(Operation(at, kind, "gpu", facts=facts), self._compute, lambda: self.kernels.ffn(
+        operation = Operation(at, kind, "gpu", facts=lambda: {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer, rows.sides)})
+        return self._timed(operation, self._compute, lambda: self.kernels.ffn(
             rows.x, self.pool, rows.topk_ids, rows.topk_weights, slot_of, pairs))
 
     def divide(self, rows: Rows, split: Mapping[int, int]) -> None:
         self._shares.divide(rows, split, self._host_ids(rows), self._whole, self._compute)
 
     def predict(self, at: At, rows: Rows, routers: Sequence[Router]) -> Ticket:
-        if len(routers) > len(self._ranks):
-            shape = (len(routers), 3, self.store.experts)
-            self._ranks, self._ranks_host = self.runtime.empty_device(shape, torch.int32), self.runtime.empty_pinned(shape, torch.int32)
-        here, there = self._ranks[: len(routers)], self._ranks_host[: len(routers)]
+        found = self._ranks.get(len(routers))
+        if found is None:
+            found = self._ranks[len(routers)] = Ranks(self.runtime, len(routers), self.store.experts)
 
         def run() -> None:
             with torch.no_grad():  # which is a thread's own setting
-                for router, ranks in zip(routers, here, strict=True):
+                for router, ranks in zip(routers, found.here, strict=True):
                     ids, weights = router(rows.x)
                     self.kernels.rank(ids, weights.float(), ranks)
 
-        operation = Operation(at, "predict", "side", facts={"tokens": rows.tokens, "names": (accesses.predict,)})
-        self._timed(operation, self._side, run, lambda: self._copy_down(there, here, self._side))
-        return Ticket(operation, there)
+        operation = Operation(at, "predict", "side", facts=lambda: {"tokens": rows.tokens, "names": (accesses.predict,)})
+        self._timed(operation, self._side, run, lambda: self.runtime.copy_async(*found.down, False, self._side))
+        return Ticket(operation, found)
 
     def take_prediction(self, ticket: Ticket) -> list[tuple[dict[int, int], dict[int, float]]] | None:
-        return [_ranked(ranks) for ranks in ticket.result] if self.done(ticket.event) else None
+        return ticket.result.read() if self.done(ticket.event) else None
 
     def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Operation:
         if not rows.summed and len(self._sums) < self._whole:
             self._sums = self.runtime.empty_device((self._whole, self.store.block.hidden), torch.float32)
         pairs, sums, mark = self._buffer(rows).pairs, rows.of(self._sums), self._tables.take(dict.fromkeys(experts, 0))
         before = sums if rows.summed else None  # by now: kernels may be launched later
-        facts = {"tokens": rows.tokens, "names": (accesses.accumulate, experts, rows.start)}
-        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute, lambda: self.kernels.combine(
+        operation = Operation(at, "combine", "gpu", facts=lambda: {"tokens": rows.tokens, "names": (accesses.accumulate, experts, rows.start)})
+        return self._timed(operation, self._compute, lambda: self.kernels.combine(
             pairs, rows.topk, sums, topk_ids=rows.topk_ids, slot_of=mark, partial=before))
 
     def combine(self, at: At, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None, after: Sequence[Operation]) -> Operation:
@@ -221,9 +219,9 @@ class CudaDevice:
         summed, parts = rows.start if rows.summed else None, {}
         if rows.summed:
             parts = {"topk_ids": rows.topk_ids, "slot_of": self._tables.take(dict.fromkeys(experts, 0)), "partial": rows.of(self._sums)}
-        facts = {"tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed, None, rows.sides)}
-        return self._timed(Operation(at, "combine", "gpu", facts=facts), self._compute,
-                           lambda: self.kernels.combine(pairs, rows.topk, out, shared, **parts))
+        operation = Operation(at, "combine", "gpu", facts=lambda: {
+            "tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed, None, rows.sides)})
+        return self._timed(operation, self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared, **parts))
 
     def stop_speculation(self, at: At, through: int) -> Stopped:
         return self.copies.stop(at, through)
@@ -307,14 +305,18 @@ class CudaDevice:
         self.runtime.wait(self._compute, self._returned)
 
     def _settle(self, at: At, rows: Rows, routed: Event, before: int) -> None:
-        """The routing event has been waited for: reads the times up to it, and gives back what the layer before used."""
-        self.clock.collect()
-        arrived = self.clock.ns(self._arrived)
+        """The routing event has been waited for: gives back what the layer before used. Times are read later, beside the GPU's work, unless a
+        timeline wants the merge's."""
+        arrived = 0
+        if self.timeline.active:
+            self.clock.collect()
+            arrived = self.clock.ns(self._arrived)
         self.clock.give(self._arrived)
         self.clock.set_anchor(routed, before)
-        end = self.clock.ns(routed)
-        self._row(at, "attention", "gpu", (min(self._merged_ns, arrived), arrived), {"names": (accesses.attention,)})
-        self._row(at, "route", "gpu", (min(arrived, end), end), {"tokens": rows.tokens, "names": (accesses.route,)})
+        if self.timeline.active:
+            end = self.clock.ns(routed)
+            self._row(at, "attention", "gpu", (min(self._merged_ns, arrived), arrived), {"names": (accesses.attention,)})
+            self._row(at, "route", "gpu", (min(arrived, end), end), {"tokens": rows.tokens, "names": (accesses.route,)})
         self._tables.reset()
         for buffer in self._buffers.values():
             buffer.release()
@@ -325,11 +327,10 @@ class CudaDevice:
             self._merged_ns = operation.span[1]
         elif operation.kind == "copy.exact":
             self.copies.learn(operation.span)
-        self._row(operation.at, operation.kind, operation.lane, operation.span, operation.facts)
+        if self.timeline.active:
+            self._row(operation.at, operation.kind, operation.lane, operation.span, operation.facts())
 
     def _row(self, at: At, kind: str, lane: str, span: tuple[int, int], facts: dict) -> None:
-        if not self.timeline.active:
-            return
         facts = {"layer": at.layer} | facts
         if "loads" in facts:
             loads, facts["experts"] = facts.pop("loads"), list(facts["experts"])
@@ -381,13 +382,6 @@ def _pool(runtime: CudaRuntime, store: HostStore, slots: int) -> Pool:
             f"a pool of {store.layers} layers x {slots} slots x {store.block.stride_bytes} bytes = {wanted / 2**30:.2f} GiB does not fit: "
             f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; ask for fewer slots, or for a share of what is free (pool='0.5')"
         ) from error
-
-
-def _ranked(ranks: torch.Tensor) -> tuple[dict[int, int], dict[int, float]]:
-    """What the ranker left, int32 [3, E] on the host: loads, bits of the fp32 score sums, experts in order."""
-    loads, scores, order = (row.tolist() for row in (ranks[0], ranks[1].view(torch.float32), ranks[2]))
-    active = list(takewhile(loads.__getitem__, order))  # by load, downwards
-    return {e: loads[e] for e in active}, {e: scores[e] for e in active}
 
 
 def _check(rows: Rows, store: HostStore, device: torch.device) -> None:

@@ -36,13 +36,14 @@ class StepBuffers:
         """Starts the copies of x and routing weights to the host, once a part."""
         if self._staged is not rows.x:  # which both shares of a part have
             self._staged = rows.x
-            for there, here in ((self.x, rows.x), (self.weights, rows.topk_weights)):
-                self._runtime.copy_async(there.data_ptr(), here.data_ptr(), here.nbytes, False, stream)
+            for (there, nbytes), here in zip(self._host, (rows.x, rows.topk_weights), strict=True):
+                self._runtime.copy_async(there, here.data_ptr(), nbytes, False, stream)
 
     def _views(self, tokens: int) -> None:
         """Cuts the tensors once for all layers with as many tokens: a slice takes a microsecond."""
         self._tokens, pairs = tokens, tokens * self._topk
         self.x, self.weights = self._x[:tokens], self._weights[:tokens]
+        self._host = [(tensor.data_ptr(), tensor.nbytes) for tensor in (self.x, self.weights)]
         self.pairs = self._pairs[:pairs]  # fp32 `[T*topk, H]` on the device
         self.host_rows, self.host_rows_view = self._rows[:pairs], self._rows_view[:pairs]  # the CPU's, and the same as the device sees it
 
@@ -76,6 +77,28 @@ class Shares:
         rows.divide(split, here, view[1])
         for share, there, seen in zip(rows.shares, host, view, strict=True):
             share.host_ids = there, seen
+
+
+class Ranks:
+    """What the ranker finds for `layers` predicted layers, int32 `[layers, 3, E]` on the device and on the host: loads, bits of the fp32 score sums,
+    experts in order."""
+
+    def __init__(self, runtime: CudaRuntime, layers: int, experts: int):
+        shape = layers, 3, experts
+        device, self._host = runtime.empty_device(shape, torch.int32), runtime.empty_pinned(shape, torch.int32)
+        self.here = tuple(device)
+        self.down = self._host.data_ptr(), device.data_ptr(), device.nbytes  # of the copy to the host
+        ranks = self._host.numpy()
+        self._rows = [(loads, scores, order) for loads, scores, order in zip(ranks[:, 0], ranks.view("float32")[:, 1], ranks[:, 2], strict=True)]
+
+    def read(self) -> list[tuple[dict[int, int], dict[int, float]]]:
+        """What has come to the host: (loads, score sums) of the experts that have any, heaviest first."""
+        found = []
+        for loads, scores, order in self._rows:
+            active = order[: (loads != 0).sum()]  # by load, downwards
+            experts = active.tolist()
+            found.append((dict(zip(experts, loads[active].tolist(), strict=True)), dict(zip(experts, scores[active].tolist(), strict=True))))
+        return found
 
 
 class Tables:

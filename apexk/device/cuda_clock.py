@@ -12,22 +12,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from apexk.device.base import At
 from apexk.device.runtime import CudaRuntime, Event, Stream
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Operation:
-    """Work on a lane of the device, and its event: done when `end` is. `span` is (start, end) in ns once that is known."""
+    """Work on a lane of the device, and its event: done when `end` is. `facts()`, asked where there is a timeline, are its row's. `span` is
+    (start, end) in ns once that is known."""
 
     at: At
     kind: str
     lane: str
     start: Event | None = None
     end: Event | None = None
-    facts: dict = field(default_factory=dict)
+    facts: Callable[[], dict] = dict
     span: tuple[int, int] | None = None
     anchor: tuple[Event, int] | None = None
     number: int = 0  # of an exact copy: they run in this order, on one stream
@@ -64,14 +65,23 @@ class DeviceClock:
     def take(self) -> Event:
         return self._free.pop() if self._free else self.runtime.new_event(timing=True)
 
+    def take_many(self, count: int) -> list[Event]:
+        while len(self._free) < count:
+            self._free.append(self.runtime.new_event(timing=True))
+        first = len(self._free) - count
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken
+
     def give(self, *events: Event | None) -> None:
         """Events whose time nobody asks for any more."""
         self._free += [event for event in events if event is not None]
 
-    def add(self, operation: Operation) -> None:
-        """An operation whose events have been recorded."""
-        operation.anchor = self._anchor
-        self._pending.append(operation)
+    def add(self, *operations: Operation) -> None:
+        """Operations whose events have been recorded."""
+        for operation in operations:
+            operation.anchor = self._anchor
+        self._pending.extend(operations)
 
     def ns(self, event: Event, anchor: tuple[Event, int] | None = None) -> int:
         """When a recorded event that is done happened."""

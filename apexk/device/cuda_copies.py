@@ -60,9 +60,14 @@ class Copies:
             wait(self._runtime, self._stream, earlier)
         if self.gather is not None:
             return [self._gathered(at, expert, slot) for expert, slot in places.items()]
-        operations = [self._operation("copy.exact", at, at.layer, expert, slot) for expert, slot in places.items()]
-        errors = self._channel.copy([self._copy(at.layer, expert, slot, operation.start, operation.end)
-                                     for (expert, slot), operation in zip(places.items(), operations, strict=True)])
+        events, operations, copies = self._clock.take_many(2 * len(places)), [], []
+        for (expert, slot), start, end in zip(places.items(), events[::2], events[1::2], strict=True):
+            operations.append(self._operation("copy.exact", at, at.layer, expert, slot, start, end))
+            copies.append(self._copy(at.layer, expert, slot, start, end))
+        errors = self._channel.copy(copies)
+        if not any(errors):
+            self._clock.add(*operations)
+            return operations
         found: list[Operation | CopyFailed] = []
         for (expert, slot), operation, error in zip(places.items(), operations, errors, strict=True):
             if error:
@@ -101,9 +106,10 @@ class Copies:
     def stop(self, at: At, through: int) -> Stopped:
         self.abandon_owed()
         found = self._channel.stop(through)
-        past = [event for event in self._limbo if self._runtime.query(event)]
-        self._limbo = [event for event in self._limbo if event not in past]
-        self._clock.give(*past)
+        if self._limbo:
+            past = [event for event in self._limbo if self._runtime.query(event)]
+            self._limbo = [event for event in self._limbo if event not in past]
+            self._clock.give(*past)
         landed, failed = [], []
         for tag in found.failed:
             underway = self._underway.pop(tag)
@@ -118,7 +124,7 @@ class Copies:
         if found.running is not None:
             tag, left = found.running
             running = self._owed = Running(self._underway[tag].copy, left, tag)
-        for tag in [t for t, u in self._underway.items() if u.copy.layer <= through and (running is None or t != running.token)]:
+        for tag in self._underway and [t for t, u in self._underway.items() if u.copy.layer <= through and (running is None or t != running.token)]:
             self._forget(self._underway.pop(tag))  # dropped
         return Stopped(landed, running, failed)
 
@@ -137,14 +143,14 @@ class Copies:
         self._channel.abandon(running.token)
         underway = self._underway.pop(running.token)
         copy, copied, now = underway.copy, round(self.bytes * (1 - running.left)), self._clock.now()
-        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, (underway.start, underway.done), bytes=copied, abandoned=True)
+        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, underway.start, underway.done, bytes=copied, abandoned=True)
         began = self._clock.ns(underway.start) if self._runtime.query(underway.start) else now  # it may still wait for the link
         operation.span = min(began, now), now
         self._clock.tell(operation)
         self._forget(underway)
 
     def _gathered(self, at: At, expert: int, slot: int) -> Operation:
-        operation = self._operation("copy.exact", at, at.layer, expert, slot)
+        operation = self._operation("copy.exact", at, at.layer, expert, slot, self._clock.take(), self._clock.take())
         self._runtime.record(operation.start, self._stream)
         self._runtime.launch(self._stream, lambda: self.gather.copy(at.layer, expert, slot))
         self._runtime.record(operation.end, self._stream)
@@ -163,7 +169,7 @@ class Copies:
     def _spoken(self, underway: Underway) -> Operation:
         """The operation of a speculative copy whose events have been recorded."""
         copy = underway.copy
-        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, (underway.start, underway.done))
+        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, underway.start, underway.done)
         self._close_gate(underway.gate)
         self._clock.add(operation)
         return operation
@@ -182,11 +188,10 @@ class Copies:
         self._tags += 1
         return Copy(self._tags, layer, self._targets[slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
 
-    def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, events: tuple[Event, Event] | None = None, **facts) -> Operation:
+    def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, start: Event, end: Event, **facts) -> Operation:
         self._operations += 1
-        start, end = events or (self._clock.take(), self._clock.take())
-        facts = {"bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)} | facts
-        return Operation(at, kind, "h2d", start, end, facts, number=self._operations)
+        return Operation(at, kind, "h2d", start, end, lambda: {
+            "bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)} | facts, number=self._operations)
 
 
 def last_of_all(after: Sequence[Operation]) -> list[Operation]:

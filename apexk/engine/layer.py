@@ -10,7 +10,7 @@ launched by `submit`, the rest by `join`, so that the GPU's work on a part overl
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -195,12 +195,12 @@ def _defer(engine: Engine, at: At, rows: Rows, experts: tuple[int, ...]) -> Late
 def _copy(engine: Engine, at: At, view: RouteView, plan: Plan, events: LayerEvents) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Issues the exact copies; returns every expert that will have arrived, a running speculative copy included, and those
     whose copy failed: the CPU computes them."""
-    fetch = [e for e in plan.exact_fetch if view.in_flight is None or e != view.in_flight.expert]
-    failed = _issue(engine, events, fetch, frozenset(view.loads)) if fetch else ()
+    fetch = plan.exact_fetch if view.in_flight is None else [e for e in plan.exact_fetch if e != view.in_flight.expert]
+    failed = _issue(engine, events, fetch, view.loads.keys()) if fetch else ()
     return tuple([e for e in plan.exact_fetch if e not in failed]) if failed else plan.exact_fetch, failed
 
 
-def _issue(engine: Engine, events: LayerEvents, fetch: list[int], spared: frozenset[int], after: tuple[Event, ...] = ()) -> tuple[int, ...]:
+def _issue(engine: Engine, events: LayerEvents, fetch: Sequence[int], spared: Collection[int], after: tuple[Event, ...] = ()) -> tuple[int, ...]:
     """Takes slots for the copies of `fetch`, of no `spared` expert, and issues them; returns those that failed, whose slots
     stay free."""
     if not fetch:

@@ -52,20 +52,23 @@ class Observer:
         self._step_began_ms = self._device.now_ms()
 
     def _report(self, layer: LayerEvents) -> bool:
-        span = self._device.span_ms
-        wanted = [layer.combined, *layer.copies, *(event for _, event in layer.launches)] + ([layer.host] if layer.host else [])
-        if any(span(event) is None for event in wanted):
-            return False
-        launched = [span(event) for _, event in layer.launches]
-        copied = [span(event) for event in layer.copies]
-        ends = [end for _, end in launched] + ([span(layer.host)[1]] if layer.host else [])
+        spans = []
+        for event in (layer.combined, *[event for _, event in layer.launches], *layer.copies, *([layer.host] if layer.host else [])):
+            span = self._device.span_ms(event)
+            if span is None:
+                return False
+            spans.append(span)
+        launched = spans[1 : 1 + len(layer.launches)]
+        copied = spans[1 + len(launched) :][: len(layer.copies)]
+        cpu_end = spans[-1][1] if layer.host else None
+        ends = [end for _, end in launched] + ([cpu_end] if layer.host else [])
         seen = Observation(
             layer=layer.at.layer,
             path_ms=max(ends) - layer.routed_ms if ends else None,
             unassigned_ms=layer.unassigned_ms,
             cpu_experts=layer.cpu_experts,
             cpu_pairs=layer.cpu_pairs,
-            cpu_ms=span(layer.host)[1] - layer.routed_ms if layer.host else None,
+            cpu_ms=cpu_end - layer.routed_ms if layer.host else None,
             gpu_experts=sum(n for n, _ in layer.launches),
             gpu_pairs=layer.gpu_pairs,
             gpu_ms=sum(end - start for start, end in launched) if launched else None,
@@ -81,7 +84,7 @@ class Observer:
         totals.cpu_path_ms += seen.cpu_ms or 0.0
         totals.gpu_path_ms += max((end for _, end in launched), default=layer.routed_ms) - layer.routed_ms
         if layer.last_of_step:
-            ended = span(layer.combined)[1]
+            ended = spans[0][1]
             totals.steps += 1
             totals.tokens += layer.tokens
             totals.step_ms += ended - self._step_began_ms

@@ -77,9 +77,7 @@ class Engine:
     def settle_copies(self, layer: int) -> None:
         """Copies of earlier steps that have landed by now become resident; where any layer may evict them, those of all layers."""
         for slots in self.slots if self.shared else (self.slots[layer],):
-            for expert in slots.loading():
-                if self.device.done(slots[slots.slot_of(expert)].written):
-                    slots.land(expert)
+            slots.settle(self.device.done)
 
     def settle_speculation(self, at: At, loads: dict[int, int]) -> InFlight | None:
         """Stops speculation at a routing event and books what it did.

@@ -68,7 +68,7 @@ class LayerUtility(Rule):
         if self.scored != step:
             self._reach(step + 1)
             self.scores, self.scored = {}, step
-        self._score(set(candidates).difference(self.scores), step)
+        self._score(candidates if not self.scores else set(candidates).difference(self.scores), step)
         ranked = sorted(candidates, key=self.order.__getitem__)
         ranked.sort(key=self.scores.__getitem__)  # stable
         return tuple(ranked[:count])
@@ -79,9 +79,8 @@ class LayerUtility(Rule):
         return [(value[e] * powers[step - active[e]], active[e], layer, e) for e in experts]
 
     def _score(self, experts: Collection[int], step: int) -> None:
-        scores, value, active, powers = self.scores, self.value, self.active, self.powers
-        for e in experts:
-            scores[e] = value[e] * powers[step - active[e]]
+        value, active, powers = self.value, self.active, self.powers
+        self.scores.update({e: value[e] * powers[step - active[e]] for e in experts})
 
     def _reach(self, exponent: int) -> None:
         while len(self.powers) <= exponent:
@@ -140,9 +139,8 @@ class LearntUtility(LayerUtility):
         return [(u + weight * standing[e], *rest, e) for u, *rest, e in super().keys(layer, experts, step)]
 
     def _score(self, experts: Collection[int], step: int) -> None:
-        scores, value, active, powers, weight, standing = self.scores, self.value, self.active, self.powers, self.weight, self.standing
-        for e in experts:
-            scores[e] = value[e] * powers[step - active[e]] + weight * standing[e]
+        value, active, powers, weight, standing = self.value, self.active, self.powers, self.weight, self.standing
+        self.scores.update({e: value[e] * powers[step - active[e]] + weight * standing[e] for e in experts})
 
     def _learn(self, step: int, sum_y: float, sum_yy: float, sum_uy: float, sum_sy: float) -> None:
         kept = self.powers[step - self.learnt]

@@ -7,16 +7,15 @@ event: the channel runs them in order; nor does a copy need one of the slot's re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass
+@dataclass(slots=True)
 class Slot:
     layer: int = -1  # of the expert
     expert: int | None = None
-    loading: bool = False
     written: Any = None  # event: the copy into this slot has landed; None once that is known
 
 
@@ -52,14 +51,14 @@ class Slots:
     def slot_of(self, expert: int) -> int:
         return self._of[expert]
 
-    def places(self, experts: Iterable[int]) -> dict[int, int]:
+    def places(self, experts: Sequence[int]) -> dict[int, int]:
         """expert -> slot."""
-        of = self._of
-        return {e: of[e] for e in experts}
+        return dict(zip(experts, map(self._of.__getitem__, experts), strict=True))
 
     def writing(self, experts: Iterable[int]) -> list[Any]:
         """The events of those copies of `experts` that have not been seen to land."""
-        return [self.slots[self._of[e]].written for e in experts if e in self._loading] if self._loading else []
+        loading = self._loading.intersection(experts)
+        return [self.slots[self._of[e]].written for e in experts if e in loading] if loading else []
 
     def __getitem__(self, slot: int) -> Slot:
         return self.slots[slot]
@@ -67,7 +66,7 @@ class Slots:
     def evict(self, expert: int) -> int:
         """Takes a resident expert's slot away; returns it, free."""
         slot = self._of.get(expert)
-        if slot is None or self.slots[slot].loading:
+        if slot is None or expert in self._loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be evicted: {self._say(expert)}")
         self._resident = None
         del self._of[expert]
@@ -79,40 +78,44 @@ class Slots:
         """A copy of `expert` into the free `slot` has been issued; it has landed when `written` is done."""
         if expert in self._of:
             raise RuntimeError(f"layer {self.layer}: expert {expert} cannot be loaded: {self._say(expert)}")
-        if self.slots[slot].expert is not None:
-            raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {self.slots[slot].expert} of layer {self.slots[slot].layer}")
+        state = self.slots[slot]
+        if state.expert is not None:
+            raise RuntimeError(f"layer {self.layer}: slot {slot} still holds expert {state.expert} of layer {state.layer}")
         if slot not in self._free:
             raise RuntimeError(f"layer {self.layer}: slot {slot} belongs to another layer")
         self._of[expert] = slot
         self._loading.add(expert)
         self._free.remove(slot)
-        state = self.slots[slot]
-        state.layer, state.expert, state.loading, state.written = self.layer, expert, True, written
+        state.layer, state.expert, state.written = self.layer, expert, written
 
     def land(self, expert: int) -> None:
         """The copy of `expert` is known to be done: it is resident, and nobody has to wait for it any more."""
-        if expert not in self._of or not self.slots[self._of[expert]].loading:
+        if expert not in self._loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to land: {self._say(expert)}")
         self._resident = None
-        slot = self.slots[self._of[expert]]
-        self._loading.discard(expert)
-        slot.loading, slot.written = False, None
+        self._loading.remove(expert)
+        self.slots[self._of[expert]].written = None
+
+    def settle(self, done: Callable[[Any], bool]) -> None:
+        """Lands every copy whose event is `done`."""
+        slots, of = self.slots, self._of
+        for expert in [e for e in self._loading if done(slots[of[e]].written)]:
+            self.land(expert)
 
     def abandon(self, expert: int) -> int:
         """The copy of `expert` was stopped or failed: its slot is free and holds nothing usable."""
-        if expert not in self._of or not self.slots[self._of[expert]].loading:
+        if expert not in self._loading:
             raise RuntimeError(f"layer {self.layer}: expert {expert} has no copy to abandon: {self._say(expert)}")
         slot = self._of.pop(expert)
         self._loading.discard(expert)
-        self.slots[slot].expert, self.slots[slot].loading = None, False
+        self.slots[slot].expert = None
         self._free.add(slot)
         return slot
 
     def _say(self, expert: int) -> str:
         if expert not in self._of:
             return "it is in no slot"
-        slot = self._of[expert]
-        return f"it is {'loading into' if self.slots[slot].loading else 'resident in'} slot {slot}"
+        return f"it is {'loading into' if expert in self._loading else 'resident in'} slot {self._of[expert]}"
 
 
 def slots_of(layers: int, count: int, shared: bool) -> list[Slots]:

@@ -20,9 +20,9 @@ class Life(RuleBasedStateMachine):
     def begin(self, expert, slot):
         if expert in self.truth or any(s == slot for s, _ in self.truth.values()):
             with pytest.raises(RuntimeError):
-                self.slots.begin(expert, slot, "copy")
+                self.slots.begin(expert, slot, expert)
         else:
-            self.slots.begin(expert, slot, "copy")
+            self.slots.begin(expert, slot, expert)
             self.truth[expert] = (slot, "loading")
 
     @rule(expert=st.integers(0, EXPERTS - 1), action=st.sampled_from(["land", "abandon", "evict"]))
@@ -40,10 +40,17 @@ class Life(RuleBasedStateMachine):
             assert returned == slot
             del self.truth[expert]
 
+    @rule(done=st.sets(st.integers(0, EXPERTS - 1)))
+    def settle(self, done):
+        """Of the copies under way, those whose event (here: the expert) is done have landed."""
+        self.slots.settle(done.__contains__)
+        self.truth |= {e: (slot, "ready") for e, (slot, state) in self.truth.items() if state == "loading" and e in done}
+
     @invariant()
     def agrees(self):
         assert self.slots.resident() == {e for e, (_, state) in self.truth.items() if state == "ready"}
         assert self.slots.loading() == {e for e, (_, state) in self.truth.items() if state == "loading"}
+        assert self.slots.writing(range(EXPERTS)) == sorted(self.slots.loading()), "each one's event"
         assert set(self.slots.free()) == set(range(CAPACITY)) - {s for s, _ in self.truth.values()}
         assert self.slots.free_count == CAPACITY - len(self.truth)
         assert all(self.slots.slot_of(e) == s and self.slots[s].expert == e for e, (s, _) in self.truth.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 from apexk.device.native import library as lib
@@ -13,6 +13,7 @@ from apexk.device.runtime import CudaRuntime, Event, Stream
 
 #: bytes of a speculative copy that may be ahead of an exact one: 160 us of a 25 GB/s link
 CHUNK_BYTES = 4 << 20
+_COPY = Struct("=6Qq3i4x")  # as `lib.NativeCopy`, whose fields take three times as long to set
 
 
 class Copy(NamedTuple):
@@ -29,8 +30,7 @@ class Copy(NamedTuple):
     expert: int = 0  # for the NVTX range
 
 
-@dataclass(frozen=True)
-class StoppedCopies:
+class StoppedCopies(NamedTuple):
     """What `stop` found: tags of the copies that have landed and of those that failed since the last stop (what the slots
     of these held is gone), and the running one as (tag, uncopied fraction): it is owed `keep` or `abandon`. `error` is the
     CUDA code of the last failure."""
@@ -71,7 +71,7 @@ class Channel(lib.Native):
         status = self._library.apexk_channel_copy(self._handle, native, len(copies))
         if status not in (lib.OK, lib.CUDA):
             self._raise_for("copy", status)
-        return [native[i].error for i in range(len(copies))]
+        return [copy.error for copy in native[: len(copies)]] if status else [0] * len(copies)
 
     def speculate(self, queue: Sequence[Copy]) -> None:
         """Queues speculative copies ahead of what is queued already; the one under way is finished first."""
@@ -86,12 +86,15 @@ class Channel(lib.Native):
         """Drops what has not begun for `layer` and below; copies for later layers go on. Waits for nothing."""
         found = self._stopped
         self._raise_for("stop", self._library.apexk_channel_stop(self._handle, layer, self._tags, ctypes.byref(found)))
-        tags = tuple(self._tags[: found.landed + found.failed])
-        running = None if found.running < 0 else (found.running, found.left / self._speculative[found.running].nbytes)
-        dropped = (tag for tag, copy in self._speculative.items() if copy.layer <= layer and tag != found.running)
+        if not self._speculative:
+            return StoppedCopies()
+        landed, known = found.landed, self._speculative
+        tags = tuple(self._tags[: landed + found.failed])
+        running = None if found.running < 0 else (found.running, found.left / known[found.running].nbytes)
+        dropped = [tag for tag, copy in known.items() if copy.layer <= layer and tag != found.running]
         for tag in {*tags, *dropped}:
-            del self._speculative[tag]
-        return StoppedCopies(tags[: found.landed], tags[found.landed :], running, found.error)
+            del known[tag]
+        return StoppedCopies(tags[:landed], tags[landed:], running, found.error)
 
     def keep(self, tag: int) -> None:
         """Issues the rest of the running copy; its `done` is recorded when this returns. `CudaError` where a call fails."""
@@ -118,12 +121,11 @@ class Channel(lib.Native):
         """The native descriptions, in an array that grows and is used again."""
         if len(self._copies) < len(copies):
             self._copies = (lib.NativeCopy * len(copies))()
-        for to, copy in zip(self._copies, copies, strict=False):
-            to.dst, to.src, to.bytes, to.tag, to.layer, to.expert, to.error = copy.dst, copy.src, copy.nbytes, copy.tag, copy.layer, copy.expert, 0
-            to.done = copy.done.handle
-            to.start = copy.start.handle if copy.start else None
-            to.after = copy.after.handle if copy.after else None
-        return self._copies
+        room, place = self._copies, 0
+        for tag, layer, dst, src, nbytes, done, start, after, expert in copies:
+            _COPY.pack_into(room, place, dst, src, nbytes, after.handle if after else 0, start.handle if start else 0, done.handle, tag, layer, 0, expert)
+            place += _COPY.size
+        return room
 
 
 def _destroy(library: ctypes.CDLL, handle: ctypes.c_void_p, runtime: CudaRuntime) -> None:
