@@ -4,6 +4,9 @@
     cuda   device_copy (GB/s read plus written), device_read (GB/s), device_bf16, device_fp32 (GFLOP/s), pinned_h2d (GB/s)
 
 Bytes count what memory moves: a copy reads and writes each byte.
+
+A virtual machine's limits change within minutes, with what its neighbours do. So a CPU case is compared with what the machine
+did in the same turns (`Beside`), not with what it did when the run began.
 """
 
 import functools
@@ -26,28 +29,42 @@ class Roof:
 
 
 @functools.cache
-def roof(name, threads=None) -> Roof:
-    """One roof, measured at its first use; `threads` of the host, all if None."""
+def roof(name) -> Roof:
+    """One roof, measured at its first use; the host's by all its threads."""
     if name not in MEASURES:
         raise ValueError(f"roof {name!r} is not known; known: {', '.join(MEASURES)}")
     amount, unit, device, call = MEASURES[name]()
-    usual = torch.get_num_threads()
-    torch.set_num_threads(threads or usual)
-    try:
-        best = quantiles(times_ns(call, device, budget_s=0.5))["p20_ns"]
-    finally:
-        torch.set_num_threads(usual)
-    # bytes a ns are GB/s, operations a ns are GFLOP/s
-    return Roof(name if threads is None else f"{name} x{threads}", amount / best, unit)
+    return Roof(name, *_speed(amount, unit, times_ns(call, device, budget_s=0.5)))
+
+
+class Beside:
+    """The roofs of a CPU case, by its number of threads (None: all of torch's): `calls` take turns with the case's, and `roofs` are made of their times."""
+
+    NAMES = ("host_read", "host_fp32")
+
+    def __init__(self, threads=None):
+        self.threads = threads
+        self._work = [MEASURES[name]() for name in self.NAMES]
+        self.calls = [functools.partial(self._run, call) for *_, call in self._work]
+
+    def _run(self, call):
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        call()
+
+    def roofs(self, times) -> dict[str, Roof]:
+        shown = f" x{self.threads}" if self.threads else ""
+        speeds = [_speed(amount, unit, taken) for (amount, unit, *_), taken in zip(self._work, times, strict=True)]
+        return {name: Roof(name + shown, *speed) for name, speed in zip(self.NAMES, speeds, strict=True)}
 
 
 def roofs_of(device) -> list[Roof]:
     return [roof(name) for name in MEASURES if name.startswith("host") == (device == "cpu")]
 
 
-def bound_by(device, dtype, flops, num_bytes, product, threads=None):
-    """(roof, least ns): of memory and compute, the roof that allows this task less speed."""
-    of = functools.partial(roof, threads=threads) if device == "cpu" and threads else roof
+def bound_by(device, dtype, flops, num_bytes, product, beside=None):
+    """(roof, least ns): of memory and compute, the roof that allows this task less speed. `beside`: a CPU case's, by name."""
+    of = roof if beside is None else beside.__getitem__
     memory = of("host_read" if device == "cpu" else "device_read")
     times = [(num_bytes / memory.value, memory)]
     if product and flops:
@@ -56,6 +73,11 @@ def bound_by(device, dtype, flops, num_bytes, product, threads=None):
         times.append((flops / compute.value, compute))
     least_ns, name = max(times, key=lambda t: t[0])
     return name, least_ns
+
+
+def _speed(amount, unit, times_taken):
+    # bytes a ns are GB/s, operations a ns are GFLOP/s
+    return amount / quantiles(times_taken)["p20_ns"], unit
 
 
 def _host_read():

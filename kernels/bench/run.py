@@ -22,7 +22,7 @@ from apexk.outputs import out_file, write_json
 from . import compare, machine
 from .against import PACKAGES, add_ratios, choose, competitors, is_ours
 from .registry import DTYPE_NAMES, all_cases, select
-from .roofs import bound_by, roofs_of
+from .roofs import Beside, bound_by, roofs_of
 from .table import markdown, read_rows
 from .timing import alternating_times_ns, quantiles
 
@@ -163,8 +163,15 @@ def measure(group, *, check=True, budget_s=1.0):
             wrong.append(f"{case.name}: relative error {error:.1e} against the reference, allowed {case.allowed_error:.0e}")
             continue
         calls.append((case, call, error))
-    times = alternating_times_ns([call.run for _, call, _ in calls], group[0].device, budget_s) if calls else []
-    rows = [_row(case, call, error, quantiles(taken)) for (case, call, error), taken in zip(calls, times, strict=True)]
+    if not calls:
+        return [], wrong
+    usual = torch.get_num_threads()
+    beside = Beside(group[0].shape.get("threads")) if group[0].device == "cpu" else None
+    limits = beside.calls if beside else []
+    times = alternating_times_ns([*[call.run for _, call, _ in calls], *limits], group[0].device, budget_s)
+    torch.set_num_threads(usual)
+    roofs = beside.roofs(times[len(calls) :]) if beside else None
+    rows = [_row(case, call, error, quantiles(taken), roofs) for (case, call, error), taken in zip(calls, times[: len(calls)], strict=True)]
     add_ratios(rows)
     return rows, wrong
 
@@ -178,8 +185,8 @@ def _checked(case, check):
     return call, call.error()
 
 
-def _row(case, call, error, times) -> dict:
-    roof, least_ns = bound_by(case.device, case.dtype, call.flops, call.bytes, case.product, case.shape.get("threads"))
+def _row(case, call, error, times, roofs) -> dict:
+    roof, least_ns = bound_by(case.device, case.dtype, call.flops, call.bytes, case.product, roofs)
     return {
         "schema": SCHEMA, "name": case.name, "op": case.op, "provider": case.provider, "dtype": DTYPE_NAMES[case.dtype],
         "shape": case.shape, "tokens": case.shape.get("tokens"), "threads": case.shape.get("threads"), "isa": case.isa,

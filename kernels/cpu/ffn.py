@@ -8,6 +8,7 @@ import os
 import weakref
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -109,6 +110,7 @@ class HostFFN:
         biases: bool = False,
         weight_on_input: bool = False,
         summed: bool = False,
+        with_torch: bool = False,
     ) -> None:
         """out[t*topk + k] = topk_weights[t, k] * W2(act(W1 x_t) * (W3 x_t)) for each pair whose id is in `experts`.
 
@@ -116,12 +118,19 @@ class HostFFN:
         `weight_on_input` the weight multiplies x_t instead, rounded to its dtype. Other rows of `out` are not touched.
         With `summed`, out[t] is the sum of the token's pairs in ascending order of expert and then of k; every row is
         written, with zeros where a token has no such pair.
+        `with_torch` computes on the threads that torch's own operators run on, where those are OpenMP's and as many as
+        `threads`: they wait for their next piece of work in a loop, 2 ms and more, in which they and the pool's would
+        share the processors.
         Raises ValueError or TypeError, with `out` as it was, when something does not fit.
         """
         call, _keep = self.native_call(
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
-        _raise_for(self._library.apexk_ffn_run(self._pool, call))
+        team = _openmp_team() if with_torch and torch.get_num_threads() == self.threads > 1 else None
+        if team is not None:
+            _raise_for(self._library.apexk_ffn_run_in(self._pool, call, team))
+        else:
+            _raise_for(self._library.apexk_ffn_run(self._pool, call))
 
     def submit(
         self,
@@ -207,6 +216,13 @@ class HostFFN:
             weight_on_input=weight_on_input,
             summed=summed,
         )
+
+
+@cache
+def _openmp_team() -> ctypes.c_void_p | None:
+    """The function that runs a loop of torch's on its threads, of whichever OpenMP library torch has loaded for all; None where it has none."""
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return function and ctypes.cast(function, ctypes.c_void_p)
 
 
 def _check(name: str, tensor: torch.Tensor, rank: int, dtypes=None, *, shape=None, contiguous=False) -> None:

@@ -46,6 +46,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_pool_threads": (c_int32, [c_void_p]),
     "apexk_pool_isa": (c_char_p, [c_void_p]),
     "apexk_ffn_run": (c_int32, [c_void_p, POINTER(FFNCall)]),
+    "apexk_ffn_run_in": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p]),
     "apexk_ffn_submit": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p, c_void_p, POINTER(c_void_p)]),
     "apexk_job_done": (c_int32, [c_void_p]),
     "apexk_job_wait": (c_int32, [c_void_p]),

@@ -48,6 +48,20 @@ def test_the_registry_serves_every_file_and_names_are_unique():
     assert any(c.device == "cpu" for c in cases) and any(c.device == "cuda" for c in cases)
 
 
+def test_a_case_is_compared_with_limits_of_its_own_turns(monkeypatch):
+    """Not with those of another moment; the machine here gets slower once the run has begun."""
+    looks = {"host_read": [], "host_fp32": []}
+    for name in looks:
+        monkeypatch.setitem(roofs.MEASURES, name, lambda name=name: (10**6, "GB/s", "cpu", lambda: looks[name].append(torch.get_num_threads())))
+    usual = torch.get_num_threads()
+    one, made = case(product=True)
+    one.shape["threads"] = 1
+    (row,), wrong = run.measure([one], budget_s=0.0)
+    assert not wrong and len(made[0].calls) >= 5 and torch.get_num_threads() == usual
+    assert all(len(threads) >= 5 and set(threads) == {1} for threads in looks.values())
+    assert row["roof"] in ("host_read x1", "host_fp32 x1") and row["roof_value"] > 0
+
+
 def test_select():
     cases = all_cases()
     assert {c.op for c in select(cases, ["combine"])} == {"combine"}

@@ -73,6 +73,11 @@ const char *apexk_pool_isa(const apexk_pool *pool);
 
 /* Computes and returns; the calling thread works too, as one of the pool's `threads`. */
 apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *call);
+/* As apexk_ffn_run, on the caller's own threads instead of the pool's: `team` runs `body(data)` on up to `threads` threads at
+ * once, the calling one among them, and returns when all have returned. It has the type of GOMP_parallel, which is the team
+ * of the caller's OpenMP code. */
+typedef void (*apexk_team_fn)(void (*body)(void *data), void *data, unsigned threads, unsigned flags);
+apexk_status apexk_ffn_run_in(apexk_pool *pool, const apexk_ffn_call *call, apexk_team_fn team);
 /* Checks, queues and returns. Buffers must outlive the job; the call struct, `blocks`, `experts` and `topk_ids` need
  * not. `done` may be null; otherwise the thread that finishes the last row calls it, once. */
 apexk_status apexk_ffn_submit(apexk_pool *pool, const apexk_ffn_call *call, apexk_done_fn done, void *user,

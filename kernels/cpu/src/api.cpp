@@ -58,8 +58,21 @@ APEXK_EXPORT apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *
   if (pool == nullptr || call == nullptr) return APEXK_BAD_ARGUMENT;
   return guarded([&] {
     std::shared_ptr<apexk::Job> job;
-    const apexk_status status = pool->pool.submit(*call, true, nullptr, nullptr, &job);
+    const apexk_status status = pool->pool.submit(*call, 1, nullptr, nullptr, &job);
     if (status == APEXK_OK) job->wait();
+    return status;
+  });
+}
+
+APEXK_EXPORT apexk_status apexk_ffn_run_in(apexk_pool *pool, const apexk_ffn_call *call, apexk_team_fn team) {
+  if (pool == nullptr || call == nullptr || team == nullptr) return APEXK_BAD_ARGUMENT;
+  return guarded([&] {
+    std::shared_ptr<apexk::Job> job;
+    const int threads = pool->pool.threads();
+    const apexk_status status = pool->pool.submit(*call, threads, nullptr, nullptr, &job);
+    if (status != APEXK_OK) return status;
+    team([](void *one) { static_cast<apexk::Job *>(one)->help(); }, job.get(), static_cast<unsigned>(threads), 0);
+    job->wait();
     return status;
   });
 }
@@ -69,7 +82,7 @@ APEXK_EXPORT apexk_status apexk_ffn_submit(apexk_pool *pool, const apexk_ffn_cal
   if (pool == nullptr || call == nullptr || job == nullptr) return APEXK_BAD_ARGUMENT;
   return guarded([&] {
     auto handle = std::make_unique<apexk_job>();
-    const apexk_status status = pool->pool.submit(*call, false, done, user, &handle->job);
+    const apexk_status status = pool->pool.submit(*call, 0, done, user, &handle->job);
     if (status == APEXK_OK) *job = handle.release();
     return status;
   });

@@ -174,11 +174,14 @@ void Job::finish() {
   done_.notify_all();
 }
 
+void Job::help() {
+  if (all_taken()) return;
+  const int place = enter();
+  if (place >= 0) work(place, machine_->nodes.size() == 1 ? 0 : machine_->node_of(sched_getcpu()));
+}
+
 void Job::wait() {
-  if (!all_taken()) {
-    const int place = enter();
-    if (place >= 0) work(place, machine_->nodes.size() == 1 ? 0 : machine_->node_of(sched_getcpu()));
-  }
+  help();
   wait_until(done_, [](int value) { return value != 0; });
 }
 

@@ -36,7 +36,8 @@ class Job {
   void work(int place, int node);  // computes tasks until none is left to take, those of the node first
   bool all_taken() const { return taken_.load(std::memory_order_relaxed) == tasks_; }
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
-  void wait();           // takes part if there is a place, then waits for the others
+  void help();           // takes part if there is a place
+  void wait();           // helps, then waits for the others
 
  private:
   struct alignas(64) Progress {  // of one unit

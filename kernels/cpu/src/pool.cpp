@@ -58,15 +58,15 @@ void Pool::stop() {
   for (std::thread &thread : threads_) thread.join();
 }
 
-apexk_status Pool::submit(const apexk_ffn_call &call, bool helped, apexk_done_fn done, void *user,
+apexk_status Pool::submit(const apexk_ffn_call &call, int helpers, apexk_done_fn done, void *user,
                           std::shared_ptr<Job> *job) {
   const apexk_status status = check_call(call);
   if (status != APEXK_OK) return status;
   const apexk_status made = Job::create(call, isa_, threads(), machine_, arenas_, done, user, job);
   if (made != APEXK_OK || (*job)->all_taken()) return made;
 
-  const int wanted = threads() - (helped ? 1 : 0);
-  if (wanted == 0) return APEXK_OK;  // the caller is the only worker
+  const int wanted = threads() - helpers;
+  if (wanted == 0) return APEXK_OK;
   {
     std::lock_guard lock(mutex_);
     queue_.push_back(*job);

@@ -17,8 +17,8 @@ class Pool {
   Pool(const Isa &isa, int threads, const Machine &machine);
   ~Pool();                            // after the queued jobs are done
 
-  // Checks and plans the call, then queues it. `helped`: the caller will wait at once, and so takes a thread's place.
-  apexk_status submit(const apexk_ffn_call &call, bool helped, apexk_done_fn done, void *user,
+  // Checks and plans the call, then queues it for all threads but as many as there will be `helpers`, who take their places.
+  apexk_status submit(const apexk_ffn_call &call, int helpers, apexk_done_fn done, void *user,
                       std::shared_ptr<Job> *job);
 
   const Isa &isa() const { return isa_; }

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -204,6 +205,34 @@ void check_values(apexk_pool *pool, const Case &c) {
   }
 }
 
+// As GOMP_parallel, but with fewer threads than asked for where `kMost` says so.
+template <unsigned kMost>
+void team_of(void (*body)(void *), void *data, unsigned threads, unsigned) {
+  std::vector<std::thread> others;
+  for (unsigned i = 1; i < std::min(threads, kMost); i++) others.emplace_back(body, data);
+  body(data);
+  for (std::thread &other : others) other.join();
+}
+
+// On the caller's threads, as many as asked for, more, or fewer: the same bits.
+void check_teams(apexk_pool *pool) {
+  for (const int tokens : {0, 1, 230}) {
+    const Data data({tokens, 40, 72, APEXK_BF16});
+    std::vector<float> want(static_cast<size_t>(tokens) * kTopk * 40, NAN);
+    apexk_ffn_call call = data.call(want.data());
+    NEED(apexk_ffn_run(pool, &call) == APEXK_OK, "run");
+    for (const apexk_team_fn team : {team_of<64>, team_of<2>, team_of<1>}) {
+      std::vector<float> out(want.size(), NAN);
+      call.out = out.data();
+      NEED(apexk_ffn_run_in(pool, &call, team) == APEXK_OK, "run in a team");
+      NEED(memcmp(out.data(), want.data(), want.size() * sizeof(float)) == 0, "a team of others gives other bits");
+    }
+    NEED(apexk_ffn_run_in(pool, &call, nullptr) == APEXK_BAD_ARGUMENT, "no team");
+    call.topk = 0;
+    NEED(apexk_ffn_run_in(pool, &call, team_of<64>) == APEXK_BAD_ARGUMENT, "refused as ever");
+  }
+}
+
 // Two threads submit to one pool; jobs are waited for, or given back at once.
 void check_jobs(apexk_pool *pool) {
   const Data data({5, 40, 72, APEXK_BF16});
@@ -248,6 +277,7 @@ void check_isa(const char *name) {
     }
   }
   check_jobs(pool);
+  check_teams(pool);
   apexk_pool_destroy(pool);
   printf("%s: as expected\n", name);
   fflush(stdout);

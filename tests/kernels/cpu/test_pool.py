@@ -30,6 +30,53 @@ def test_jobs_without_a_waiter_are_done_at_close(case):
         one.check(one.out)
 
 
+@pytest.mark.parametrize("own", [1, 2])
+@pytest.mark.parametrize("summed", [False, True])
+def test_on_the_threads_of_torch(case, own, summed):
+    """Where they are as many as the pool's; the pool's have nothing to do then."""
+    one = case(33, 100, 72)
+    want, out = (torch.empty(33 if summed else one.out.shape[0], 100) for _ in range(2))
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with HostFFN(threads=own, oversubscribe=True) as ffn:
+            ffn.run(*one.arguments()[:-1], want, intermediate=72, summed=summed)
+            ffn.run(*one.arguments()[:-1], out, intermediate=72, summed=summed, with_torch=True)
+    finally:
+        torch.set_num_threads(usual)
+    assert torch.equal(out, want)
+    if not summed:
+        one.check(out)
+
+
+def test_on_the_threads_of_torch_the_pool_sleeps(case):
+    """Counted by the switches of its threads: each sleeps once after its start, and is not woken."""
+    one = case(400, 264, 200)
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        others = set(os.listdir("/proc/self/task"))
+        with HostFFN(threads=2, oversubscribe=True) as ffn:
+            mine = set(os.listdir("/proc/self/task")) - others
+            for _ in range(3):
+                ffn.run(*one.arguments(), intermediate=200, with_torch=True)
+            before = _ticks(mine)
+            for _ in range(20):
+                ffn.run(*one.arguments(), intermediate=200, with_torch=True)
+            assert _ticks(mine) == before
+    finally:
+        torch.set_num_threads(usual)
+
+
+def _ticks(tasks) -> list[str]:
+    """Switches, wanted and not, of threads of this process."""
+    found = []
+    for task in sorted(tasks):
+        with open(f"/proc/self/task/{task}/status", encoding="ascii") as lines:
+            found += [line for line in lines if "ctxt_switches" in line]
+    return found
+
+
 def test_a_dropped_job_keeps_its_buffers(case):
     one = case(33, 100, 72)
     want = one.expected()
