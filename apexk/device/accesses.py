@@ -38,6 +38,11 @@ def host_ffn(experts: Iterable[int], buffer: int | None, sides: Sides = NONE) ->
     return [f"{_rows(buffer)}.x"] if buffer in LATE else ["x", "routing"], _pairs(experts, buffer, sides)
 
 
+def host_sums(start: int) -> Names:
+    """All experts of a part, their rows added up at once."""
+    return ["x", "routing"], [_sums(start)]
+
+
 def slot_ffn(slots: Mapping[int, int], buffer: int | None, sides: Sides = NONE) -> Names:
     return ["x", "routing", *(slot_name(s) for s in slots.values())], _pairs(slots, buffer, sides)
 

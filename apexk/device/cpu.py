@@ -12,35 +12,22 @@ from dataclasses import dataclass
 from apexk.device import accesses
 from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
 from apexk.device.halves import Halves
-from apexk.kernels.cpu.ffn import Job
 from apexk.timeline.writer import Timeline
 
 NS = 1e6  # nanoseconds a millisecond
 
 
-@dataclass
-class HostWork:
-    """The CPU experts of one layer, running; `end` is set once they were waited for. Times in ns."""
-
-    job: Job | None
-    at: At
-    start: int
-    experts: list[int]
-    pairs: int
-    buffer: int | None
-    end: int | None = None
-
-
 @dataclass(frozen=True)
 class Done:
-    """An operation of the calling thread: over when its call returned."""
+    """An operation of the calling thread: over when its call returned. Times in ns."""
 
     start: int
     end: int
 
 
 class CpuDevice:
-    """`halves` must have no slots. Times are this process's, from its start of use."""
+    """`halves` must have no slots. Times are this process's, from its start of use. Nothing runs beside the calling thread's
+    operators: a shared expert, which the same processors compute, would only be in the experts' way."""
 
     name = "cpu"
     modelled = False
@@ -63,28 +50,33 @@ class CpuDevice:
         self._row("route", "host", at, start, self._now(), accesses.route(), tokens=rows.tokens)
         return loads
 
-    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Done] = ()) -> HostWork:
-        start = self._now()  # what it comes after is done: merges run on the calling thread
-        job = self.halves.submit_host(at.layer, rows, experts)
-        return HostWork(job, at, start, list(experts), sum(loads[e] for e in experts), rows.buffer)
+    def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Done] = ()) -> Done:
+        start = self._now()  # what it comes after is done
+        if len(experts) == len(loads):
+            self.halves.run_summed(at.layer, rows, experts)
+            names = accesses.host_sums(rows.start)
+        else:  # the others' rows come a layer late
+            self.halves.run_host(at.layer, rows, experts)
+            names = accesses.host_ffn(experts, rows.buffer)
+        end = self._now()
+        self._row("host.ffn", "cpu", at, start, end, names, experts=list(experts), tokens=sum([loads[e] for e in experts]))
+        return Done(start, end)
 
-    def combine(self, at: At, rows: Rows, experts: Iterable[int], out, shared, after: Sequence[HostWork]) -> Done:
-        for work in after:
-            self._finish(work)
+    def combine(self, at: At, rows: Rows, experts: Iterable[int], out, shared, after: Sequence[Done]) -> Done:
         start = self._now()
         self.halves.combine(rows, experts, out, shared)
         self._last_end = self._now()
-        self._row("combine", "host", at, start, self._last_end, accesses.combine_of(rows, experts), tokens=rows.tokens)
+        self._row("combine", "host", at, start, self._last_end, accesses.combine_of(rows, experts if rows.pairs is not None else ()), tokens=rows.tokens)
         return Done(start, self._last_end)
 
     def synchronize(self) -> None:
         self._last_end = self._now()
 
-    def done(self, event) -> bool:
-        return self.span_ms(event) is not None
+    def done(self, event: Done) -> bool:
+        return True
 
-    def span_ms(self, event: HostWork | Done) -> tuple[float, float] | None:
-        return None if event.end is None else (event.start / NS, event.end / NS)
+    def span_ms(self, event: Done) -> tuple[float, float]:
+        return event.start / NS, event.end / NS
 
     def now_ms(self) -> float:
         return self._now() / NS
@@ -129,13 +121,6 @@ class CpuDevice:
 
     def load_initial(self, layer: int, expert: int, slot: int) -> None:
         raise RuntimeError("a CPU device has no slots")
-
-    def _finish(self, work: HostWork) -> None:
-        if work.job is not None:
-            work.job.wait()
-        work.end = self._now()
-        self._row("host.ffn", "cpu", work.at, work.start, work.end, accesses.host_ffn(work.experts, work.buffer),
-                  experts=work.experts, tokens=work.pairs)
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self._zero

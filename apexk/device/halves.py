@@ -2,7 +2,8 @@
 
 Used by devices without a GPU. The CPU half is the native grouped FFN over the host store. The GPU half is the reference
 of the Triton kernels over a pool of slots (`arithmetic="reference"`, FP32 accumulation), or the native FFN over the same
-slots (`"same"`), which makes a result bitwise independent of where an expert ran.
+slots (`"same"`, the rows of a token added in the order of their experts' ids), which makes a result bitwise independent of where
+an expert ran.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from apexk.device.base import Router, Rows, active_loads, divided_ids, with_nobody
-from apexk.kernels.cpu.ffn import HostFFN, Job
+from apexk.kernels.cpu.ffn import HostFFN
 from apexk.kernels.triton.reference import combine_ref, moe_ffn_ref, rank_ref
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
@@ -53,12 +54,10 @@ class Halves:
     def run_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> None:
         self._native(self._host_blocks[layer], rows, experts)
 
-    def submit_host(self, layer: int, rows: Rows, experts: Sequence[int]) -> Job | None:
-        """As `run_host`, but returns while the workers compute; None where there is nothing to do."""
-        if not experts:
-            return None
-        return self.ffn.submit(rows.x, self._host_blocks[layer], rows.topk_ids, rows.topk_weights, experts, self._pairs(rows),
-                               intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule)
+    def run_summed(self, layer: int, rows: Rows, experts: Sequence[int]) -> None:
+        """As `run_host` with all experts of the rows: their sums are made at once, and the merge has no rows to read. On torch's threads."""
+        self._native(self._host_blocks[layer], rows, experts, out=rows.of(self._room_for_sums(rows)), summed=True, with_torch=True)
+        rows.summed = True
 
     def run_slots(self, rows: Rows, slots: Mapping[int, int]) -> None:
         if self.arithmetic == "same":
@@ -82,9 +81,7 @@ class Halves:
         return {e: int(loads[e]) for e in active}, {e: float(scores[e]) for e in active}
 
     def accumulate(self, rows: Rows, experts: Sequence[int]) -> None:
-        if not rows.summed and self._sums.shape != (shape := (self._tokens, rows.x.shape[1])):
-            self._sums = torch.empty(shape)
-        sums = rows.of(self._sums)
+        sums = rows.of(self._room_for_sums(rows))
         combine_ref(self._pairs(rows), rows.topk, sums, partial=sums if rows.summed else None, topk_ids=rows.topk_ids, slot_of=self._mark(experts))
 
     def combine(self, rows: Rows, experts: Iterable[int], out: torch.Tensor, shared: torch.Tensor | None) -> None:
@@ -92,12 +89,17 @@ class Halves:
         if rows.late is not None:
             late, chosen = rows.late
             added = torch.empty(out.shape)
-            combine_ref(self._pairs(late), late.topk, added, partial, topk_ids=late.topk_ids, slot_of=self._mark(chosen))
+            pairs, ids = self._in_order(late)
+            combine_ref(pairs, late.topk, added, partial, topk_ids=ids, slot_of=self._mark(chosen))
             partial = added
+        if rows.summed and rows.pairs is None:
+            out.copy_(partial if shared is None else partial + shared)
+            return
+        pairs, ids = self._in_order(rows)
         if rows.summed or rows.withheld:
-            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=partial, topk_ids=rows.topk_ids, slot_of=self._mark(experts))
+            combine_ref(pairs, rows.topk, out, shared, partial=partial, topk_ids=ids, slot_of=self._mark(experts))
         else:
-            combine_ref(self._pairs(rows), rows.topk, out, shared, partial=partial)
+            combine_ref(pairs, rows.topk, out, shared, partial=partial)
 
     def fill(self, layer: int, expert: int, slot: int) -> None:
         """The transfer: one expert's block from the host store into a slot."""
@@ -124,6 +126,22 @@ class Halves:
     def _count(self, topk_ids: torch.Tensor) -> dict[int, int]:
         return active_loads(torch.bincount(topk_ids.reshape(-1), minlength=self.store.experts))
 
+    def _in_order(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weighted rows and ids of each token in the order in which they are added."""
+        pairs, ids = self._pairs(rows), rows.topk_ids
+        if self.arithmetic != "same":
+            return pairs, ids
+        order = ids.argsort(dim=-1, stable=True)
+        ordered = pairs.view(*ids.shape, -1).take_along_dim(order[..., None], dim=1)
+        return ordered.view(pairs.shape), ids.take_along_dim(order, dim=-1)
+
+    def _room_for_sums(self, rows: Rows) -> torch.Tensor:
+        """fp32 `[T, H]` of the whole input."""
+        shape = (self._tokens, rows.x.shape[1])
+        if self._sums.shape != shape:
+            self._sums = torch.empty(shape)
+        return self._sums
+
     def _pairs(self, rows: Rows) -> torch.Tensor:
         """Room for the weighted rows, NaN until computed."""
         if rows.pairs is None:
@@ -138,6 +156,6 @@ class Halves:
             rows.pairs.fill_(float("nan"))
         return rows.pairs
 
-    def _native(self, blocks: torch.Tensor, rows: Rows, experts: Sequence[int]) -> None:
-        self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, self._pairs(rows),
-                     intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule)
+    def _native(self, blocks: torch.Tensor, rows: Rows, experts: Sequence[int], out: torch.Tensor | None = None, **how) -> None:
+        self.ffn.run(rows.x, blocks, rows.topk_ids, rows.topk_weights, experts, self._pairs(rows) if out is None else out,
+                     intermediate=self.store.block.intermediate, biases=self.store.block.biases, **self._rule, **how)
