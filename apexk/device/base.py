@@ -205,7 +205,7 @@ class Device(Protocol):
     name: str
     modelled: bool  # times come from a hardware file, not from a clock
     host_runs_empty: bool  # the CPU path is paid even where it has no expert
-    sums_in_order: bool  # a token's rows are added in the order of its top-k, whatever the plan: nothing may be accumulated
+    sums_in_order: bool  # a token's rows are added in one order, whatever the plan: nothing may be accumulated
 
     def begin_layer(self, at: At) -> None:
         """Marks the dense work before this layer's router (attention)."""
