@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -76,12 +75,10 @@ class LayerForward:
     def _check_routing(self, layer: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
         if topk_ids.device.type != "cpu" or topk_ids.numel() == 0:  # a look at the values would make a GPU's host wait
             return
-        # by numpy: of so few values a third of torch's time
-        name, ids = self._experts.names[layer], topk_ids.numpy()
-        low, high = int(ids.min()), int(ids.max())
+        name, (low, high) = self._experts.names[layer], map(int, topk_ids.aminmax())
         if low < 0 or high >= self._experts.experts:
             raise ValueError(f"the router of {name} chose experts {low}..{high}, wanted 0..{self._experts.experts - 1}")
-        if np.isnan(topk_weights.numpy()).any():
+        if bool(topk_weights.isnan().any()):
             raise ValueError(f"the router of {name} gave NaN weights: its hidden states, or its own weights, are not finite")
 
 
