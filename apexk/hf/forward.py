@@ -52,7 +52,7 @@ class LayerForward:
     def _route(self, layer: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # not recorded: this is no routing of the model's
         _, topk_weights, topk_ids = self._experts.route(layer, x, record=False)
-        self._check_routing(layer, topk_ids, topk_weights.float())
+        self._check_routing(layer, topk_ids, topk_weights)
         return topk_ids, topk_weights
 
     def _check(self, hidden_states: torch.Tensor, grad: bool) -> None:
