@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from apexk.device import accesses
-from apexk.device.base import At, Rows, Running, SpeculativeCopy, Stopped, Ticket
+from apexk.device.base import LATE, At, Rows, Running, SpeculativeCopy, Stopped, Ticket
 from apexk.device.halves import Halves
 from apexk.timeline.writer import Timeline
 
@@ -52,10 +52,10 @@ class CpuDevice:
 
     def run_host(self, at: At, rows: Rows, experts: Sequence[int], loads: Mapping[int, int], after: Sequence[Done] = ()) -> Done:
         start = self._now()  # what it comes after is done
-        if len(experts) == len(loads):
+        if len(experts) == len(loads) and rows.buffer not in LATE:  # those of a layer late, be they all, are merged after others' sums
             self.halves.run_summed(at.layer, rows, experts)
             names = accesses.host_sums(rows.start)
-        else:  # the others' rows come a layer late
+        else:
             self.halves.run_host(at.layer, rows, experts)
             names = accesses.host_ffn(experts, rows.buffer)
         end = self._now()
