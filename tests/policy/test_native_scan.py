@@ -103,3 +103,20 @@ def test_what_it_cannot_read_is_left_to_python(monkeypatch, caplog):
         assert [native.decide(plain), native.decide(plain)] == [None, None] and choose(plain) == choose_ref(plain)
     assert [record.message for record in caplog.records] == ["plans are made in Python, which takes several times as long: /nowhere/scan.so is not built"]
     native._library.cache_clear()
+
+
+def test_a_policy_of_ones_own_keeps_its_waves_and_holds():
+    class Short(Apex):
+        def in_waves(self, view, plan):
+            return plan
+
+    class HoldsLight(Apex):
+        def holds(self, view):
+            return frozenset(range(10))
+
+    costs = AffineCosts(1, 1, 1, 0, 0.1, 0, 0.01, 0, False)
+    view = RouteView(0, 0, "prefill", 99, {e: 100 + e for e in range(40)}, frozenset(), 2, costs, memory={"slots": 20})
+    copied = [made.on_route(view).exact_fetch for made in (Apex(), Short(), HoldsLight())]
+    assert copied[0] == tuple(range(40)), "waves, lightest first"
+    assert copied[1] == (39, 38), "no more than fit"
+    assert copied[2] == (*range(10, 40), *range(10)), "held ones last"
