@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 
 from apexk.cli import DONE
 from apexk.cli.flags import whole, wholes, words
@@ -16,9 +17,9 @@ from apexk.outputs import out_file, write_json, write_text, writing
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--systems", default="all", help="all (default), or comma-separated names; any policy can be named as apexk simulate does")
     parser.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz or sample:NAME in place of the presets; may be given again")
-    parser.add_argument("--preset", type=words, default="mmlu-like,sticky,diverse-tokens", help="comma-separated generator presets")
+    parser.add_argument("--preset", type=words, default="mmlu-like,sticky,diverse-tokens", help="comma-separated generator presets (default: %(default)s)")
     parser.add_argument("--model", default="qwen3_5", help="qwen3_5, qwen3_next, glm_4_5_air (default: qwen3_5); costs scale with another model's expert bytes")
-    parser.add_argument("--hardware", type=words, default="a6000-paper,pinned-link-c0.3", help="comma-separated names or paths")
+    parser.add_argument("--hardware", type=words, default="a6000-paper,pinned-link-c0.3", help="comma-separated names or paths (default: %(default)s)")
     parser.add_argument("--pool", type=wholes(0), default="64", help="comma-separated slots a layer (default: 64)")
     parser.add_argument("--batch", type=whole(), default=16, help="requests (default: 16)")
     parser.add_argument("--prompt", type=whole(), default=64, help="tokens of each one's prompt (default: 64)")
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     sizes = {"batch": args.batch, "prompt": args.prompt, "steps": args.steps}
     works = [Workload(path=path, prompt=args.prompt) for path in args.trace] or [Workload(preset, args.model, **sizes) for preset in args.preset]
     places = [Place(work, machine, pool, args.model != "qwen3_5") for work, machine, pool in itertools.product(works, args.hardware, args.pool)]
+    runs = len(systems) * len(places) * len(args.seeds)
+    print(f"compare: {runs} runs of {args.steps} steps, a few seconds each; the table comes at the end", file=sys.stderr)
     rows = compare(systems, places, args.seeds, jobs=args.jobs, said=bar("compare"))
     print(report.as_text(rows))
     command = command_of(args, systems)

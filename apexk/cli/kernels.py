@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         return importlib.import_module(PARTS[args.part][0]).main(args.rest)
     modes = MODES[args.part]
     if set(args.rest) & {"-h", "--help"} and not any(f"--{mode}" in args.rest for mode in modes):
-        print("\n".join([f"usage: apexk kernels {args.part} MODE ...\n", *(f"  --{mode:10}{text}" for mode, (_, text) in modes.items())]))
+        print("\n".join([f"usage: apexk kernels {args.part} MODE ...\n", *(f"  --{mode:10}{text}" for mode, (_, text) in modes.items()),
+                         f"\n`apexk kernels {args.part} --{next(iter(modes))} --help` shows a mode's own arguments"]))
         return 0
     asked = [mode for mode in modes if f"--{mode}" in args.rest]
     if len(asked) != 1:

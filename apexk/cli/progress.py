@@ -73,5 +73,6 @@ def told(decode: dict, info: dict) -> str:
     """A run's decode steps in a line, from `handle.summary()["decode"]` and `handle.info()`."""
     if not decode["steps"]:
         return "no decode step"
-    return (f"{decode['steps']} decode steps, {decode['ms_per_step']:.2f} ms each ({'modelled on ' if info['modelled'] else ''}{info['hardware']}), "
-            f"{decode['hits']} of {decode['active']} active experts were resident, {decode['exact']} exact and {decode['speculative']} speculative copies")
+    experts = "all experts on the CPU" if info["device"] == "cpu" else (
+        f"{decode['hits']} of {decode['active']} active experts were resident, {decode['exact']} exact and {decode['speculative']} speculative copies")
+    return f"{decode['steps']} decode steps, {decode['ms_per_step']:.2f} ms each ({'modelled on ' if info['modelled'] else ''}{info['hardware']}), {experts}"

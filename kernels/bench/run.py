@@ -209,7 +209,8 @@ def _where(device) -> dict:
 
 def _roof_row(device, roof) -> dict:
     row = {"schema": SCHEMA, "name": f"roof/{roof.name}", "op": "roof", "value": roof.value, "unit": roof.unit, **_where(device)}
-    print(f"roof {roof.name}: {roof.value:.1f} {roof.unit} on {row['device']}", file=sys.stderr)
+    shown = "as the run begins; a row names what it was in its own turns" if device == "cpu" else ""
+    print(f"roof {roof.name}: {roof.value:.1f} {roof.unit} on {row['device']}{shown and ', '}{shown}", file=sys.stderr)
     return row
 
 

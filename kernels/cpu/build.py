@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,6 +126,7 @@ def sanitize(kinds: str) -> None:
 
 def _call(arguments: list[str | Path], target: Path) -> None:
     """Runs the compiler into a file beside `target`, then renames: a library in use is never half written."""
+    print(f"making {target.name}", file=sys.stderr, flush=True)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     done = subprocess.run([*map(str, arguments), "-o", str(unfinished)], capture_output=True, text=True)
     if done.returncode:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from apexk.inputs import tell_if_older
+
 PATH = Path(__file__).resolve().parent / "_apexk_cpu.so"
 
 OK, BAD_ARGUMENT, BAD_EXPERT_ID, NO_BLOCK, MISALIGNED, UNKNOWN_ISA, UNAVAILABLE_ISA, NO_MEMORY, NO_THREAD = range(9)
@@ -68,6 +70,8 @@ def load(path: Path = PATH) -> ctypes.CDLL:
             f"{path} is missing: the CPU kernels are not built. In a checkout run `python kernels/cpu/build.py` "
             "(needs g++), otherwise reinstall apexk."
         )
+    if path == PATH:
+        tell_if_older(path, path.parent, "kernels/cpu/build.py")
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from apexk.device.runtime import CudaError
+from apexk.inputs import tell_if_older
 from apexk.kernels.cpu.library import FFNCall
 
 HERE = Path(__file__).resolve().parent
@@ -111,6 +112,8 @@ def open_library(path: Path) -> ctypes.CDLL:
             f"{path} is missing: the transfer layer is not built. In a checkout run `python apexk/device/native/build.py` "
             "(needs g++), otherwise reinstall apexk."
         )
+    if path.parent == HERE:
+        tell_if_older(path, HERE, "apexk/device/native/build.py")
     return ctypes.CDLL(str(path))
 
 

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from struct import Struct, error, pack, unpack_from
 
+from apexk.inputs import tell_if_older
+
 from ..cost_affine import AffineCosts
 from ..cost_rates import RateCosts
 from ..types import Plan, RouteView
@@ -42,6 +44,7 @@ def _library() -> ctypes.PyDLL | None:
     if not LIBRARY.is_file():
         log.warning("plans are made in Python, which takes several times as long: %s is not built", LIBRARY)
         return None
+    tell_if_older(LIBRARY, LIBRARY.parent, "apexk/policy/native/build.py")
     library = ctypes.PyDLL(str(LIBRARY))
     library.apexk_scan.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
     return library
