@@ -105,6 +105,25 @@ def test_what_it_cannot_read_is_left_to_python(monkeypatch, caplog):
     native._library.cache_clear()
 
 
+def test_a_library_that_is_none_is_left_to_python(monkeypatch, caplog, tmp_path):
+    (tmp_path / "scan.so").write_bytes(b"half a file")
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "scan.so")
+    native._library.cache_clear()
+    plain = RouteView(0, 0, "decode", 1, {3: 2, 5: 1}, frozenset({5}), 9, RateCosts(1.0, 1.0, 1.0))
+    with caplog.at_level(logging.WARNING, logger="apexk"):
+        assert native.decide(plain) is None and choose(plain) == choose_ref(plain)
+    assert "scan.so" in caplog.text and "build it again" in caplog.text
+    native._library.cache_clear()
+
+
+@pytest.mark.parametrize(("slots", "scratch"), [(5, 0), (0, 5), (0, 0)])
+def test_no_waves_through_no_slots(slots, scratch):
+    """Once a division by zero, which ended the process."""
+    costs = AffineCosts(1, 1, 1, 0, 0.1, 0, 0.01, 0, False)
+    view = RouteView(0, 0, "prefill", 99, {e: 100 + e for e in range(40)}, frozenset(), 2, costs)
+    assert native.decide(view, slots=slots, scratch=scratch) == choose_ref(view)
+
+
 def test_a_policy_of_ones_own_keeps_its_waves_and_holds():
     class Short(Apex):
         def in_waves(self, view, plan):

@@ -45,13 +45,17 @@ def _library() -> ctypes.PyDLL | None:
         log.warning("plans are made in Python, which takes several times as long: %s is not built", LIBRARY)
         return None
     tell_if_older(LIBRARY, LIBRARY.parent, "apexk/policy/native/build.py")
-    library = ctypes.PyDLL(str(LIBRARY))
+    try:
+        library = ctypes.PyDLL(str(LIBRARY))
+    except OSError as broken:
+        log.warning("plans are made in Python, which takes several times as long: %s: build it again", broken)
+        return None
     library.apexk_scan.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
     return library
 
 
 def decide(view: RouteView, limit: int | None = None, *, slots: int = 0, scratch: int = 0, gain: float = 0.0, spills: bool = False) -> Plan | None:
-    """`scan.choose`, then waves through up to `scratch` of `slots` slots that must gain the share `gain` (none for 0 slots), then `scan.spill` if
+    """`scan.choose`, then waves through up to `scratch` of `slots` slots that must gain the share `gain` (none where either is 0), then `scan.spill` if
     `spills`. None where Python has to do it: the library is not built, costs are of another kind than these two, or the view is refused."""
     library, costs = _library(), view.costs
     if library is None:

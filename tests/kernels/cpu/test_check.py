@@ -65,6 +65,13 @@ def test_busy_processes_share_the_processors_thread_by_thread():
             assert all(process.poll() is None for process in running)
 
 
+@pytest.mark.parametrize("flag", ["--seconds=0", "--seconds=-1", "--seconds=nan", "--seconds=inf", "--others=0", "--others=-1"])
+def test_a_busy_machine_of_nothing_is_refused(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        busy_cpu.main([flag])
+    assert ended.value.code == 2 and "wanted more than 0" in capsys.readouterr().err
+
+
 def test_busy_machine_is_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases_cpu_ffn, "LAYERS", {"small": MoeShape(6, 2, 64, 32, 1)})
     path = tmp_path / "busy.json"

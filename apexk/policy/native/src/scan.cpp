@@ -151,7 +151,7 @@ extern "C" __attribute__((visibility("default"))) int apexk_scan(const Request* 
     }
     Paths chosen = estimates[copied];
 
-    if (r.slots && fit < layer.missed && looked > fit) {  // `Apex.in_waves`
+    if (r.slots && r.scratch && fit < layer.missed && looked > fit) {  // `Apex.in_waves`
         const int64_t more = unlimited(layer, moved), beyond = more - fit, room = std::min(r.scratch, r.slots);
         if (beyond > 0) {
             Paths at = layer.paths(more, moved[more]);
