@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -22,6 +23,17 @@ def out_file(text: str) -> Path:
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     with writing(path, keep=False):
         pass
+    return path
+
+
+PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
+
+
+def picture_file(text: str) -> Path:
+    """As `out_file`, of a picture, whose form the end of its name says: PNG where it has none. Raises argparse.ArgumentTypeError for others."""
+    path = out_file(text)
+    if path.suffix and path.suffix[1:].lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: pictures are {', '.join(PICTURES)}")
     return path
 
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from apexk.outputs import out_file, out_folder, worded, write_json, write_text
+from apexk.outputs import out_file, out_folder, picture_file, worded, write_json, write_text
 from apexk.timeline import Recording
 
 from .findings import findings
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeline", type=Path, metavar="JSONL", help="complete a profile with decisions, and with what native threads did, from this timeline of the same run")
     parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write every line of every layer and step here")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write totals, layers and findings here")
-    parser.add_argument("--plot", type=out_file, metavar="PNG", help="also draw a warm decode step here")
+    parser.add_argument("--plot", type=picture_file, metavar="PNG", help="also draw a warm decode step here")
     parser.add_argument("--plots", type=out_folder, metavar="DIR", help="also draw every picture into this folder")
     parser.add_argument("--dark", action="store_true", help="pictures for a dark screen")
     parser.add_argument("--html", type=out_file, metavar="OUT", help="also write tables, pictures and settings as one page that needs no network")

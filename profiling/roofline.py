@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from apexk.inputs import reading
-from apexk.outputs import out_file, save_figure, worded
+from apexk.outputs import picture_file, save_figure, worded
 
 from .style import headline, legend, plain, theme
 
@@ -106,7 +106,7 @@ def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> list:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="apexk kernels plot", description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=Path, help="what `apexk kernels bench --jsonl` or --json wrote")
-    parser.add_argument("png", type=out_file, help="where to draw them")
+    parser.add_argument("png", type=picture_file, help="where to draw them")
     parser.add_argument("--device", help="as in the rows; default: the first")
     parser.add_argument("--dark", action="store_true", help="for a dark screen")
     try:

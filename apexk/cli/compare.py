@@ -11,7 +11,7 @@ from apexk.cli import DONE
 from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar
 from apexk.cli.simulate import split_policies
-from apexk.outputs import out_file, write_json, write_text, writing
+from apexk.outputs import out_file, picture_file, write_json, write_text, writing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
     parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write a line a row here")
-    parser.add_argument("--picture", type=out_file, metavar="OUT.png", help="also draw it; needs matplotlib")
+    parser.add_argument("--picture", type=picture_file, metavar="OUT.png", help="also draw it; needs matplotlib")
     parser.add_argument("--page", type=out_file, metavar="OUT.md", help="also write a page with a line a system on where it does best and why")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from apexk.cli import DONE
 from apexk.cli.flags import whole
 from apexk.cli.progress import table
-from apexk.outputs import out_file, write_json
+from apexk.outputs import out_file, picture_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seen.add_argument("trace", help="a .trace.npz, or sample:NAME")
     seen.add_argument("--layers", action="store_true", help="a line per layer")
     seen.add_argument("--json", type=out_file, metavar="OUT", help="also write every figure here")
-    seen.add_argument("--plot", type=out_file, metavar="PNG", help="draw them here")
+    seen.add_argument("--plot", type=picture_file, metavar="PNG", help="draw them here")
     seen.set_defaults(act=_stats)
 
     popular = actions.add_parser("popularity", help="count a calibration trace for the first residents of every policy")

@@ -83,6 +83,14 @@ def test_command_line(tmp_path, capsys):
         assert row["decode_tokens_per_s"] == pytest.approx(1e3 * row["batch"] / row["tpot_ms"]["p50"])
 
 
+@pytest.mark.parametrize(("words", "said"), [(["--pools", "4,999"], "pool is 999 slots per layer"), pytest.param(
+    ["--device", "cuda"], "CUDA", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU"))])
+def test_what_an_arm_refuses_is_told_before_anything_is_timed(words, said, capsys):
+    assert code_of("bench", "--repeats", "1", *words) in (2, 3)
+    err = capsys.readouterr().err
+    assert said in err and "the plain model's answer" not in err
+
+
 def test_beams_throughput_and_a_workload(tmp_path, capsys):
     (tmp_path / "mmlu").mkdir()
     (tmp_path / "mmlu" / "law_test.csv").write_text('"Who, then, is he?",a king,a lamb,a tree,a stone,B\nWhat is it?,one,two,three,four,A\n')

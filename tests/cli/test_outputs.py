@@ -71,6 +71,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(row, whe
     assert (tmp_path / "a_file").read_text() == "as it was" and not (tmp_path / "nowhere").exists() and not list((tmp_path / "a_folder").iterdir())
 
 
+@pytest.mark.parametrize(("words", "flag"), [(["compare"], "--picture"), (["trace", "stats", "sample:demo"], "--plot"), (["report", "x"], "--plot"), (["kernels", "plot", "x"], None)])
+def test_a_picture_of_no_known_form_is_refused_before_anything_runs(words, flag, capsys, tmp_path):
+    place = str(tmp_path / "picture.xyz")
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(cli.main([*words, *([flag] if flag else []), place]))
+    assert ended.value.code == 2 and "pictures are eps, jpeg" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def denied(*_, **__):
     raise PermissionError(13, "Permission denied")
 
