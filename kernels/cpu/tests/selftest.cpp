@@ -225,7 +225,7 @@ void check_teams(apexk_pool *pool) {
       std::vector<float> out(want.size(), NAN);
       call.out = out.data();
       NEED(apexk_ffn_run_in(pool, &call, team) == APEXK_OK, "run in a team");
-      NEED(memcmp(out.data(), want.data(), want.size() * sizeof(float)) == 0, "a team of others gives other bits");
+      NEED(want.empty() || memcmp(out.data(), want.data(), want.size() * sizeof(float)) == 0, "a team of others gives other bits");
     }
     NEED(apexk_ffn_run_in(pool, &call, nullptr) == APEXK_BAD_ARGUMENT, "no team");
     call.topk = 0;
