@@ -42,9 +42,14 @@ def run(args: argparse.Namespace) -> int:
     sizes = {"batch": args.batch, "prompt": args.prompt, "steps": args.steps}
     works = [Workload(path=path, prompt=args.prompt) for path in args.trace] or [Workload(preset, args.model, **sizes) for preset in args.preset]
     places = [Place(work, machine, pool, args.model != "qwen3_5") for work, machine, pool in itertools.product(works, args.hardware, args.pool)]
-    runs = len(systems) * len(places) * len(args.seeds)
-    print(f"compare: {runs} runs of {args.steps} steps, a few seconds each; the table comes at the end", file=sys.stderr)
-    rows = compare(systems, places, args.seeds, jobs=args.jobs, said=bar("compare"))
+    show = bar("compare")
+
+    def said(done: int, runs: int) -> None:
+        if done == 1:
+            print(f"compare: {runs} runs, the table comes after the last", file=sys.stderr)
+        show(done, runs)
+
+    rows = compare(systems, places, args.seeds, jobs=args.jobs, said=said)
     print(report.as_text(rows))
     command = command_of(args, systems)
     if args.json:
