@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from apexk.cli import DONE, LACKING
+from apexk.cli import DONE, FAILED, LACKING
 from apexk.cli.flags import whole
 from apexk.outputs import out_folder
 
@@ -95,6 +95,9 @@ def _report(args: argparse.Namespace, profile: Path) -> int:
     timeline = args.out / "timeline.jsonl"
     modelled = args.device == "virtual"
     joined = ["--timeline", str(timeline)] if timeline.is_file() and not modelled and not args.command else []
+    if not profile.is_file():  # the tool's failure, nobody's misuse
+        print(f"apexk profile: the profiler wrote no {profile}", file=sys.stderr)
+        return FAILED
     print(f"\n{profile}", flush=True)
     code = main([str(profile), *joined])
     if code or not modelled:
