@@ -60,20 +60,22 @@ def test_on_the_threads_of_torch_the_pool_sleeps(case):
             mine = set(os.listdir("/proc/self/task")) - others
             for _ in range(3):
                 ffn.run(*one.arguments(), intermediate=200, with_torch=True)
-            before = _ticks(mine)
+            while not all("State:\tS" in line for line in _lines(mine, "State:")):  # each has found nothing to do
+                pass
+            before = _lines(mine, "ctxt_switches")
             for _ in range(20):
                 ffn.run(*one.arguments(), intermediate=200, with_torch=True)
-            assert _ticks(mine) == before
+            assert _lines(mine, "ctxt_switches") == before
     finally:
         torch.set_num_threads(usual)
 
 
-def _ticks(tasks) -> list[str]:
-    """Switches, wanted and not, of threads of this process."""
+def _lines(tasks, word) -> list[str]:
+    """What the system says of threads of this process."""
     found = []
     for task in sorted(tasks):
         with open(f"/proc/self/task/{task}/status", encoding="ascii") as lines:
-            found += [line for line in lines if "ctxt_switches" in line]
+            found += [line for line in lines if word in line]
     return found
 
 
