@@ -168,8 +168,10 @@ def measure(group, *, check=True, budget_s=1.0):
     usual = torch.get_num_threads()
     beside = Beside(group[0].shape.get("threads")) if group[0].device == "cpu" else None
     limits = beside.calls if beside else []
-    times = alternating_times_ns([*[call.run for _, call, _ in calls], *limits], group[0].device, budget_s)
-    torch.set_num_threads(usual)
+    try:
+        times = alternating_times_ns([*[call.run for _, call, _ in calls], *limits], group[0].device, budget_s)
+    finally:
+        torch.set_num_threads(usual)
     roofs = beside.roofs(times[len(calls) :]) if beside else None
     rows = [_row(case, call, error, quantiles(taken), roofs) for (case, call, error), taken in zip(calls, times[: len(calls)], strict=True)]
     add_ratios(rows)
