@@ -114,9 +114,9 @@ def policy_us(name: str, experts: int, tokens: int, repeats: int) -> tuple[float
 
 
 def layer_us(name: str, experts: int, tokens: int, steps: int) -> tuple[float, float]:
-    """Medians of one layer in microseconds: from the routing being on the host to everything launched, which the GPU may have
-    to wait for, queueing what was predicted excepted; and of all of it, that, the read-back, the merge and learning from earlier layers' times included, which mostly run
-    beside the GPU's work. `steps` steps of `LAYERS` layers."""
+    """Medians of one layer in microseconds, over `steps` steps of `LAYERS` layers: from the routing being on the host to
+    everything launched, which the GPU may have to wait for, queueing what was predicted excepted; and of all of it: that, the
+    read-back, the merge and learning from earlier layers' times, which mostly run beside the GPU's work."""
     block = ExpertBlock(HIDDEN, INTERMEDIATE, torch.bfloat16)
     store = HostStore(LAYERS, experts, block)
     for layer in range(LAYERS):
