@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from apexk.hardware import OVERRIDES, Hardware
+from apexk.hardware import OVERRIDES, Hardware, load
 from apexk.policy import registry
 from apexk.policy.base import SCOPES
+from apexk.policy.evict import RULES
 from apexk.policy.types import PolicyOptions
 from apexk.store.capacity import Capacity, Room, parse, resolve
 
@@ -103,6 +104,10 @@ class ApexConfig:
             raise ValueError(f"pool_scope is {self.pool_scope!r}; there are {', '.join(SCOPES)}")
         policy = registry.get(self.policy)
         policy.scope(self.pool_scope)
+        for rule in (self.evict, policy.options.evict):
+            if rule is not None and rule not in RULES:
+                raise ValueError(f"evict is {rule!r}; there are {', '.join(RULES)}")
+        load(self.hardware)  # refuses one that is not there
         if policy.defers and self.device == "cuda":
             raise ValueError(f"policy {self.policy!r} defers experts by a layer, which device 'cuda' cannot: leave defer out, or take device 'virtual' or 'cpu'")
         if self.device not in DEVICES:

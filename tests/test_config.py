@@ -55,3 +55,27 @@ def test_fit_and_plans_of_benchmarks_refuse_too(value):
     for given in ({"batches": [value]}, {"lengths": [value]}, {"repeats": value}, {"beams": value}, *([{"new_tokens": value}, {"seed": value}] if value != 0 or value is False else [])):
         with pytest.raises(ValueError, match="wanted"):
             Plan(**({"batches": [1], "lengths": [1], "new_tokens": 1} | given))
+
+
+#: field that is one of some words -> what it may be; `evict` and `cost` may also stand in the policy's parentheses
+WORDS = {
+    "device": "virtual", "transfer": "copy_engine", "payload": "plain", "hardware": "a6000-paper", "arithmetic": "reference", "policy": "apex",
+    "cost": "rates", "evict": "lru", "resident_first": False, "in_flight": "abort", "prefetch_protects": "in_use", "pool_scope": "layer",
+}  # fmt: skip
+
+
+def test_the_table_has_every_word():
+    assert {f.name for f in fields(ApexConfig)} == {*WORDS, *NUMBERS, "popularity", "timeline"}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_word_that_stands_for_nothing_is_refused_at_once_with_those_that_do(name):
+    ApexConfig(**{name: WORDS[name]})
+    given = [{name: "best"}, *([{"policy": f"apex({name}=best)"}] if name in ("cost", "evict") else [])]
+    for wrong in given:
+        with pytest.raises(ValueError, match="'?best'?") as refused:
+            ApexConfig(**wrong)
+        assert str(WORDS[name]) in str(refused.value)
+    if name == "evict":  # known, but to a replay alone
+        with pytest.raises(ValueError, match="there are utility"):
+            ApexConfig(evict="belady")
