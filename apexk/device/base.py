@@ -232,7 +232,8 @@ class Device(Protocol):
         """CPU grouped FFN of `experts`: rows there, weighted rows back into `rows.pairs`; in the order of the calls."""
 
     def copy_experts(self, at: At, places: Mapping[int, int], after: Sequence[Event] = ()) -> Sequence[Event | CopyFailed]:
-        """Exact copies of this layer's experts into slots (expert -> slot), in that order and behind those of earlier calls."""
+        """Exact copies of this layer's experts into slots (expert -> slot), in that order and behind those of earlier calls. Several copies may have
+        one event, done when all of them are."""
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Event]) -> Event:
         """GPU grouped FFN of the experts in `slots` (expert -> slot), weighted rows into `rows.pairs`."""

@@ -103,7 +103,7 @@ class CudaDevice:
             channel = Channel(runtime, h2d)
             undo.callback(channel.close)
             self.clock = DeviceClock(runtime, self._compute, self._tell)
-            self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute)
+            self.copies = Copies(runtime, channel, self.clock, store, self.pool, h2d, self._compute, timeline)
             self._tables, self._shares = Tables(runtime, store.experts + 1), Shares(runtime, store.experts)
             self._ranks: dict[int, Ranks] = {}  # by how many layers are predicted
             self._returned = runtime.new_event()
@@ -326,7 +326,7 @@ class CudaDevice:
         if operation.kind == "combine":
             self._merged_ns = operation.span[1]
         elif operation.kind == "copy.exact":
-            self.copies.learn(operation.span)
+            self.copies.learn(operation)
         if self.timeline.active:
             self._row(operation.at, operation.kind, operation.lane, operation.span, operation.facts())
 

@@ -31,7 +31,8 @@ class Operation:
     facts: Callable[[], dict] = dict
     span: tuple[int, int] | None = None
     anchor: tuple[Event, int] | None = None
-    number: int = 0  # of an exact copy: they run in this order, on one stream
+    number: int = 0  # of exact copies: they run in this order, on one stream
+    experts: int = 1  # that a copy moves
 
     def read(self, clock: DeviceClock) -> tuple[int, int] | None:
         """(start, end) in ns, None before the end; the events are given back."""
@@ -64,14 +65,6 @@ class DeviceClock:
 
     def take(self) -> Event:
         return self._free.pop() if self._free else self.runtime.new_event(timing=True)
-
-    def take_many(self, count: int) -> list[Event]:
-        while len(self._free) < count:
-            self._free.append(self.runtime.new_event(timing=True))
-        first = len(self._free) - count
-        taken = self._free[first:]
-        del self._free[first:]
-        return taken
 
     def give(self, *events: Event | None) -> None:
         """Events whose time nobody asks for any more."""

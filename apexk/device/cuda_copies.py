@@ -14,6 +14,7 @@ from apexk.device.runtime import CudaRuntime, Event, Stream
 from apexk.device.sm_gather import SmGather
 from apexk.store.host_store import HostStore
 from apexk.store.pool import Pool
+from apexk.timeline.writer import Timeline
 
 log = logging.getLogger("apexk.device")
 
@@ -42,8 +43,9 @@ class Underway:
 class Copies:
     """`stream` is the channel's; `compute` the one that `after` of speculative copies is recorded on."""
 
-    def __init__(self, runtime: CudaRuntime, channel: Channel, clock: DeviceClock, store: HostStore, pool: Pool, stream: Stream, compute: Stream):
-        self._runtime, self._channel, self._clock, self._stream, self._compute = runtime, channel, clock, stream, compute
+    def __init__(self, runtime: CudaRuntime, channel: Channel, clock: DeviceClock, store: HostStore, pool: Pool, stream: Stream, compute: Stream,
+                 timeline: Timeline):
+        self._runtime, self._channel, self._clock, self._stream, self._compute, self._timeline = runtime, channel, clock, stream, compute, timeline
         self.bytes = store.block.payload_bytes
         self.gather: SmGather | None = None  # exact copies by a kernel, where that is asked for
         self._sources = [store.addresses(layer).tolist() for layer in range(store.layers)]
@@ -56,31 +58,36 @@ class Copies:
         self._bytes_per_ms = FIRST_BYTES_PER_MS
 
     def exact(self, at: At, places: Mapping[int, int], after: Sequence[Operation]) -> list[Operation | CopyFailed]:
+        """One operation for all of them, or for each where a timeline wants to know every copy's times."""
         for earlier in after:
             wait(self._runtime, self._stream, earlier)
-        if self.gather is not None:
-            return [self._gathered(at, expert, slot) for expert, slot in places.items()]
-        events, operations, copies = self._clock.take_many(2 * len(places)), [], []
-        for (expert, slot), start, end in zip(places.items(), events[::2], events[1::2], strict=True):
-            operations.append(self._operation("copy.exact", at, at.layer, expert, slot, start, end))
-            copies.append(self._copy(at.layer, expert, slot, start, end))
-        errors = self._channel.copy(copies)
+        copies = list(places.items())
+        groups = [[copy] for copy in copies] if self._timeline.active else [copies]
+        return [event for group in groups for event in self._together(at, group)]
+
+    def _together(self, at: At, copies: list[tuple[int, int]]) -> list[Operation | CopyFailed]:
+        """(expert, slot) of each: issued between two events."""
+        layer, start, end = at.layer, self._clock.take(), self._clock.take()
+        sources, targets, nbytes = self._sources[layer], self._targets, self.bytes
+        self._operations += 1
+        operation = Operation(at, "copy.exact", "h2d", start, end, lambda: self._facts(layer, *copies[0]), number=self._operations, experts=len(copies))
+        if self.gather is None:
+            errors = self._channel.copy([Copy(0, layer, targets[slot], sources[expert], nbytes, expert=expert) for expert, slot in copies], end, start)
+        else:
+            errors = self._gather(layer, copies, start, end)
         if not any(errors):
-            self._clock.add(*operations)
-            return operations
-        found: list[Operation | CopyFailed] = []
-        for (expert, slot), operation, error in zip(places.items(), operations, errors, strict=True):
-            if error:
-                self._clock.give(operation.start, operation.end)
-                found.append(CopyFailed(f"CUDA error {error} for {self.bytes} bytes of expert {expert} of layer {at.layer} into slot {slot}"))
-            else:
-                self._clock.add(operation)
-                found.append(operation)
-        return found
+            self._clock.add(operation)
+            return [operation] * len(copies)
+        if all(errors):
+            self._clock.give(start, end)
+        else:
+            self._clock.add(operation)
+        return [CopyFailed(f"CUDA error {error} for {nbytes} bytes of expert {expert} of layer {layer} into slot {slot}") if error else operation
+                for (expert, slot), error in zip(copies, errors, strict=True)]
 
     def first(self, layer: int, expert: int, slot: int) -> None:
         """A copy that no operation waits for; `settle_first` orders all of them."""
-        (error,) = self._channel.copy([self._copy(layer, expert, slot, None, self._loaded)])
+        (error,) = self._channel.copy([Copy(0, layer, self._targets[slot], self._sources[layer][expert], self.bytes)], self._loaded)
         if error:
             raise RuntimeError(f"expert {expert} of layer {layer} could not be copied into slot {slot}: CUDA error {error}")
         self._loading = True
@@ -142,34 +149,32 @@ class Copies:
         self._owed = None
         self._channel.abandon(running.token)
         underway = self._underway.pop(running.token)
-        copy, copied, now = underway.copy, round(self.bytes * (1 - running.left)), self._clock.now()
-        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, underway.start, underway.done, bytes=copied, abandoned=True)
+        now = self._clock.now()
+        operation = self._ahead(underway, bytes=round(self.bytes * (1 - running.left)), abandoned=True)
         began = self._clock.ns(underway.start) if self._runtime.query(underway.start) else now  # it may still wait for the link
         operation.span = min(began, now), now
         self._clock.tell(operation)
         self._forget(underway)
 
-    def _gathered(self, at: At, expert: int, slot: int) -> Operation:
-        operation = self._operation("copy.exact", at, at.layer, expert, slot, self._clock.take(), self._clock.take())
-        self._runtime.record(operation.start, self._stream)
-        self._runtime.launch(self._stream, lambda: self.gather.copy(at.layer, expert, slot))
-        self._runtime.record(operation.end, self._stream)
-        self._clock.add(operation)
-        return operation
+    def _gather(self, layer: int, copies: list[tuple[int, int]], start: Event, end: Event) -> list[int]:
+        self._runtime.record(start, self._stream)
+        for expert, slot in copies:
+            self._runtime.launch(self._stream, lambda expert=expert, slot=slot: self.gather.copy(layer, expert, slot))
+        self._runtime.record(end, self._stream)
+        return [0] * len(copies)
 
     def wait_ms(self) -> float:
         return self._channel.in_flight_bytes() / self._bytes_per_ms
 
-    def learn(self, span: tuple[int, int]) -> None:
-        """The link's rate from an exact copy's times, ns."""
-        start, end = span
+    def learn(self, copy: Operation) -> None:
+        """The link's rate from the times of an exact copy."""
+        start, end = copy.span
         if end > start:
-            self._bytes_per_ms += NEWEST * (self.bytes * 1e6 / (end - start) - self._bytes_per_ms)
+            self._bytes_per_ms += NEWEST * (copy.experts * self.bytes * 1e6 / (end - start) - self._bytes_per_ms)
 
     def _spoken(self, underway: Underway) -> Operation:
         """The operation of a speculative copy whose events have been recorded."""
-        copy = underway.copy
-        operation = self._operation("copy.spec", underway.at, copy.layer, copy.expert, copy.slot, underway.start, underway.done)
+        operation = self._ahead(underway)
         self._close_gate(underway.gate)
         self._clock.add(operation)
         return operation
@@ -184,14 +189,17 @@ class Copies:
             if not gate.copies:
                 self._clock.give(gate.event)
 
-    def _copy(self, layer: int, expert: int, slot: int, start: Event | None, done: Event, after: Event | None = None) -> Copy:
+    def _copy(self, layer: int, expert: int, slot: int, start: Event, done: Event, after: Event | None) -> Copy:
         self._tags += 1
         return Copy(self._tags, layer, self._targets[slot], self._sources[layer][expert], self.bytes, done, start, after, expert)
 
-    def _operation(self, kind: str, at: At, layer: int, expert: int, slot: int, start: Event, end: Event, **facts) -> Operation:
-        self._operations += 1
-        return Operation(at, kind, "h2d", start, end, lambda: {
-            "bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)} | facts, number=self._operations)
+    def _ahead(self, underway: Underway, **facts) -> Operation:
+        """The operation of a speculative copy."""
+        copy = underway.copy
+        return Operation(underway.at, "copy.spec", "h2d", underway.start, underway.done, lambda: self._facts(*copy) | facts)
+
+    def _facts(self, layer: int, expert: int, slot: int) -> dict:
+        return {"bytes": self.bytes, "layer": layer, "experts": [expert], "names": (accesses.copy, layer, expert, slot)}
 
 
 def last_of_all(after: Sequence[Operation]) -> list[Operation]:

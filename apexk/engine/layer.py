@@ -207,13 +207,17 @@ def _issue(engine: Engine, events: LayerEvents, fetch: Sequence[int], spared: Co
         return ()
     at, slots, failed = events.at, engine.slots[events.at.layer], []
     places = dict(zip(fetch, engine.places.take(at.layer, fetch, spared, at.step), strict=True))
+    newest = None
     for (expert, slot), event in zip(places.items(), engine.device.copy_experts(at, places, after), strict=True):
         if isinstance(event, CopyFailed):
             log.warning("layer %d, step %d: expert %d runs on the CPU, its copy failed: %s", at.layer, at.step, expert, event)
             failed.append(expert)
-        else:
-            slots.begin(expert, slot, event)
+            continue
+        slots.begin(expert, slot, event)
+        if event is not newest:  # several copies may have one
+            newest = event
             events.copies.append(event)
+    events.copied += len(places) - len(failed)
     return tuple(failed)
 
 
@@ -314,7 +318,7 @@ def _record_plan(engine: Engine, view: RouteView, plan: Plan) -> None:
 
 
 def _count(engine: Engine, task: LayerTask, cpu: tuple[int, ...], late_pairs: int) -> None:
-    view, plan, events, copies = task.view, task.plan, task.events, len(task.events.copies)
+    view, plan, events, copies = task.view, task.plan, task.events, task.events.copied
     loads = view.loads
     cpu_pairs = sum([loads[e] for e in cpu])
     shared = [loads[e] - n for e, n in plan.split if e not in task.failed] if plan.split else ()

@@ -25,7 +25,8 @@ class LayerEvents:
     gpu_pairs: int = 0
     host: Event | None = None  # the last of the CPU's
     launches: list[tuple[int, Event]] = field(default_factory=list)  # (experts, event) of each expert kernel
-    copies: list[Event] = field(default_factory=list)  # exact copies, in order
+    copied: int = 0  # experts, by exact copies
+    copies: list[Event] = field(default_factory=list)  # theirs, in order
     combined: Event | None = None
 
 
@@ -72,7 +73,7 @@ class Observer:
             gpu_experts=sum(n for n, _ in layer.launches),
             gpu_pairs=layer.gpu_pairs,
             gpu_ms=sum(end - start for start, end in launched) if launched else None,
-            copies=len(copied),
+            copies=layer.copied,
             copy_ms=max(end for _, end in copied) - min(start for start, _ in copied) if copied else None,
         )
         self._policy.observe(layer.at.phase, seen)

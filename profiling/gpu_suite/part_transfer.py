@@ -113,7 +113,7 @@ def channel(context: Context) -> dict:
                 for times, speculative in ((alone, 0), (beside, 8)):
                     copies.speculate([Copy(100 * turn + i, 0, slots[i].data_ptr(), host[i].data_ptr(), size, events[i][1], events[i][0]) for i in range(speculative)])
                     began = time.perf_counter()
-                    (error,) = copies.copy([Copy(100 * turn + 8, 0, slots[8].data_ptr(), host[8].data_ptr(), size, events[8][1], events[8][0])])
+                    (error,) = copies.copy([Copy(100 * turn + 8, 0, slots[8].data_ptr(), host[8].data_ptr(), size)], events[8][1], events[8][0])
                     setup.append(time.perf_counter() - began)
                     assert not error, f"CUDA error {error}"
                     runtime.synchronize_event(events[8][1])

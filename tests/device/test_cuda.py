@@ -127,11 +127,11 @@ def test_checked_device_finds_nothing(run):
 def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplog, policy, part_tokens):
     copy, calls, failed = Channel.copy, itertools.count(), []
 
-    def failing(self, copies):
-        if copies[0].start is not None and next(calls) % 3 == 1:  # not the first residents'
-            failed.append(copies[len(copies) // 2].tag)  # those before and behind it go on
+    def failing(self, copies, done, start=None):
+        if start is not None and next(calls) % 3 == 1:  # not the first residents'
+            failed.append(copies[len(copies) // 2].expert)  # those before and behind it go on
             self.runtime.fail("memcpy", after=len(copies) // 2)
-        return copy(self, copies)
+        return copy(self, copies, done, start)
 
     monkeypatch.setattr(Channel, "copy", failing)
     with caplog.at_level(logging.WARNING, "apexk"):

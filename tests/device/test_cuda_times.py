@@ -38,6 +38,28 @@ def test_timing_adds_no_wait_and_samples_reach_their_layer(trained, fake_gpu, mo
         assert sample.cpu_experts == (len(host["experts"]) if host else 0)
 
 
+def test_copies_of_one_call_are_timed_together(trained, fake_gpu, monkeypatch):
+    """Without a timeline, which would want each copy's times: a layer's copies have two events, whatever their number, and nobody learns less."""
+    model, tokenizer = trained()
+    seen, given = [], []
+    with fake_gpu(**SLOW), apexk.swap(model, apexk.ApexConfig(device="cuda", policy="ea_only", pool=6)) as handle:
+        copies, observe = handle.engine.device.copies, handle.engine.policy.observe
+        exact = copies.exact
+        monkeypatch.setattr(handle.engine.policy, "observe", lambda phase, sample: (seen.append(sample), observe(phase, sample)))
+        monkeypatch.setattr(copies, "exact", lambda *call: given.append(exact(*call)) or given[-1])
+        demo.generate(model, tokenizer, demo.prompts(3), NEW_TOKENS)
+        handle.summary()
+        assert max(map(len, given)) > 2 and all(len(set(map(id, call))) == 1 for call in given)
+        assert sorted(sample.copies for sample in seen if sample.copies) == sorted(map(len, given))
+        for sample in seen:
+            assert (sample.copy_ms or 0.0) >= 0.19 * sample.copies, "96 KiB each at 0.5 GB/s"
+        rate = 25e6  # bytes a millisecond, before the first; the newest of five parts
+        for call in given:
+            start, end = call[0].span
+            rate += 0.2 * (len(call) * copies.bytes * 1e6 / (end - start) - rate)
+        assert copies._bytes_per_ms == pytest.approx(rate)
+
+
 def test_the_device_clock_is_the_hosts(trained, fake_gpu, monkeypatch):
     """An event's time lies between the call that recorded it and the wait for it, but for the width of the narrowest such window of
     a routing event: no layer adds to that."""

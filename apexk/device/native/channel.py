@@ -17,14 +17,14 @@ _COPY = Struct("=6Qq3i4x")  # as `lib.NativeCopy`, whose fields take three times
 
 
 class Copy(NamedTuple):
-    """One expert on its way: addresses, bytes and events. `after` is what must be done before the slot may be written."""
+    """One expert on its way: addresses, bytes and, of a speculative copy, events. `after` is what must be done before the slot may be written."""
 
     tag: int  # the caller's name of it, >= 0
     layer: int
     dst: int
     src: int
     nbytes: int
-    done: Event  # recorded behind the last byte
+    done: Event | None = None  # recorded behind the last byte
     start: Event | None = None  # a timing event, recorded ahead of the first byte
     after: Event | None = None
     expert: int = 0  # for the NVTX range
@@ -64,11 +64,11 @@ class Channel(lib.Native):
                                                     ctypes.byref(self._handle), ctypes.byref(self._error))
         self._raise_for("starting the transfer channel", status)
 
-    def copy(self, copies: Sequence[Copy]) -> list[int]:
-        """Issues exact copies, in order, now. Returns a CUDA error code for each, 0 where it was issued: only then has its
-        `done` been recorded."""
+    def copy(self, copies: Sequence[Copy], done: Event, start: Event | None = None) -> list[int]:
+        """Issues exact copies, in order, now, between two events of all of them. Returns a CUDA error code for each, 0 where it was
+        issued; where none was, `done` has not been recorded."""
         native = self._native(copies)
-        status = self._library.apexk_channel_copy(self._handle, native, len(copies))
+        status = self._library.apexk_channel_copy(self._handle, native, len(copies), start.handle if start else 0, done.handle)
         if status not in (lib.OK, lib.CUDA):
             self._raise_for("copy", status)
         return [copy.error for copy in native[: len(copies)]] if status else [0] * len(copies)
@@ -123,7 +123,7 @@ class Channel(lib.Native):
             self._copies = (lib.NativeCopy * len(copies))()
         room, place = self._copies, 0
         for tag, layer, dst, src, nbytes, done, start, after, expert in copies:
-            _COPY.pack_into(room, place, dst, src, nbytes, after.handle if after else 0, start.handle if start else 0, done.handle, tag, layer, 0, expert)
+            _COPY.pack_into(room, place, dst, src, nbytes, after.handle if after else 0, start.handle if start else 0, done.handle if done else 0, tag, layer, 0, expert)
             place += _COPY.size
         return room
 

@@ -64,13 +64,14 @@ def _hand_off(runtime: FakeCuda, ffn: HostFFN, rounds: int, how: str | None) -> 
 def _transfer(runtime: FakeCuda, rounds: int) -> dict[str, float]:
     stream = runtime.new_stream("h2d")
     blocks, slots = runtime.empty_pinned((8, BLOCK_BYTES), torch.uint8), runtime.empty_device((8, BLOCK_BYTES), torch.uint8)
-    copies = [Copy(i, 0, slots[i].data_ptr(), blocks[i].data_ptr(), BLOCK_BYTES, runtime.new_event()) for i in range(8)]
+    copies = [Copy(i, 0, slots[i].data_ptr(), blocks[i].data_ptr(), BLOCK_BYTES) for i in range(8)]
+    start, done = runtime.new_event(timing=True), runtime.new_event(timing=True)
     found = {}
     with closing(Channel(runtime, stream)) as channel:
         for name, wanted in {"copy_call_us": copies[:1], "copy_8_call_us": copies}.items():
             times = []
             for _ in range(rounds + WARM_UP):
-                times.append(_timed(lambda wanted=wanted: channel.copy(wanted))[1])
+                times.append(_timed(lambda wanted=wanted: channel.copy(wanted, done, start))[1])
                 runtime.synchronize_stream(stream)
             found[name] = median(times[WARM_UP:])
     return found

@@ -79,7 +79,7 @@ class CpuQueue(ctypes.Structure):
 _SIGNATURES = {  # name -> (result, arguments)
     "apexk_transfer_status_text": (ctypes.c_char_p, [c_int32]),
     "apexk_channel_create": (c_int32, [POINTER(CudaApi), c_int32, c_void_p, c_uint64, c_int32, POINTER(c_void_p), POINTER(c_int32)]),
-    "apexk_channel_copy": (c_int32, [c_void_p, POINTER(NativeCopy), c_int32]),
+    "apexk_channel_copy": (c_int32, [c_void_p, POINTER(NativeCopy), c_int32, c_void_p, c_void_p]),
     "apexk_channel_speculate": (c_int32, [c_void_p, POINTER(NativeCopy), c_int32]),
     "apexk_channel_stop": (c_int32, [c_void_p, c_int32, POINTER(c_int64), POINTER(NativeStopped)]),
     "apexk_channel_keep": (c_int32, [c_void_p, c_int64, POINTER(c_int32)]),

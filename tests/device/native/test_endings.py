@@ -34,7 +34,7 @@ def life(rounds):
             for _ in range(rounds):
                 channel.speculate(copies[:3])
                 ticket = hand_off.submit(down, x, blocks, ids, pair, [0, 1], out, intermediate=16)
-                channel.copy(copies[3:])
+                channel.copy(copies[3:], copies[3].done)
                 hand_off.join(ticket, back)
                 stopped = channel.stop(1)
                 if stopped.running:

@@ -69,11 +69,11 @@ typedef struct apexk_copy {
   const void *src;   /* pinned, or the copy is slow and synchronous */
   uint64_t bytes;
   apexk_event after; /* write-after-read: the copy starts after it; null: at once. Recorded already; valid until the copy is reported */
-  apexk_event start; /* recorded ahead of the first byte; null: nobody asks */
-  apexk_event done;  /* recorded behind the last byte */
+  apexk_event start; /* of a speculative one: recorded ahead of the first byte; null: nobody asks */
+  apexk_event done;  /* of a speculative one: recorded behind the last byte */
   int64_t tag;       /* the caller's name of it, >= 0 */
   int32_t layer;
-  int32_t error;     /* out, of exact copies: 0, or the CUDA error; then `done` was not recorded and dst holds nothing usable */
+  int32_t error;     /* out, of exact copies: 0, or the CUDA error; dst holds nothing usable */
   int32_t expert;    /* for the NVTX range of the thread that issues it */
   int32_t reserved;
 } apexk_copy;
@@ -91,9 +91,11 @@ typedef struct apexk_stopped { /* what apexk_channel_stop found */
  * failed CUDA call. The thread starts here and sleeps while it has nothing to issue. `stream` stays the caller's. */
 apexk_transfer_status apexk_channel_create(const apexk_cuda_api *api, int32_t device, apexk_stream stream, uint64_t chunk_bytes,
                                            int32_t capacity, apexk_channel **channel, int32_t *cuda_error);
-/* Issues exact copies in order: waits for `after` on the stream, copies, records `done`. APEXK_TRANSFER_CUDA when any failed;
- * the others have been issued all the same, and each copy's `error` says which. */
-apexk_transfer_status apexk_channel_copy(apexk_channel *channel, apexk_copy *copies, int32_t count);
+/* Issues exact copies in order, each after its `after` on the stream, between `start` (null: nobody asks) and `done`, which all
+ * of them share: an event for each would cost the host, and the link between two copies, more than anybody has of it.
+ * APEXK_TRANSFER_CUDA when any failed; the others have been issued all the same, and each copy's `error` says which. Where all
+ * have failed, `done` was not recorded. */
+apexk_transfer_status apexk_channel_copy(apexk_channel *channel, apexk_copy *copies, int32_t count, apexk_event start, apexk_event done);
 /* Queues speculative copies ahead of those queued before; the one under way is finished first. `after` is waited for by the
  * channel's thread, not on the stream, so that it holds up no exact copy. All or nothing: FULL queues none. */
 apexk_transfer_status apexk_channel_speculate(apexk_channel *channel, const apexk_copy *copies, int32_t count);

@@ -46,14 +46,19 @@ void Channel::destroy_paces() {
 }
 
 // Needs no lock: the stream puts these behind each other, wherever pieces of the other thread come between.
-bool Channel::copy(apexk_copy *copies, int count) {
-  bool all = true;
+bool Channel::copy(apexk_copy *copies, int count, apexk_event start, apexk_event done) {
+  const int begun = start ? checked(api_.event_record(start, stream_)) : 0;
+  int failures = 0;
   for (apexk_copy *copy = copies; copy != copies + count; copy++) {
-    copy->error = copy->after ? checked(api_.stream_wait_event(stream_, copy->after, 0)) : 0;
-    if (!copy->error) copy->error = issue(*copy, 0, copy->bytes);
-    all = all && !copy->error;
+    copy->error = begun;
+    if (!copy->error && copy->after) copy->error = checked(api_.stream_wait_event(stream_, copy->after, 0));
+    if (!copy->error) copy->error = move(*copy, 0, copy->bytes);
+    failures += copy->error != 0;
   }
-  return all;
+  const int ended = failures < count ? checked(api_.event_record(done, stream_)) : 0;
+  if (!ended) return !failures;
+  for (apexk_copy *copy = copies; copy != copies + count; copy++) copy->error = ended;  // nobody could tell when they are there
+  return false;
 }
 
 bool Channel::speculate(const apexk_copy *copies, int count) {
@@ -173,16 +178,18 @@ void Channel::settle_piece(int status) {
   has_begun_ = false;
 }
 
-// Part of a copy, with its events if the part begins or ends it.
+// Part of a speculative copy, with its events if the part begins or ends it.
 int Channel::issue(const apexk_copy &copy, uint64_t from, uint64_t bytes) {
   int status = 0;
   if (from == 0 && copy.start) status = checked(api_.event_record(copy.start, stream_));
-  if (!status) {
-    status = checked(api_.memcpy_async(static_cast<char *>(copy.dst) + from, static_cast<const char *>(copy.src) + from, bytes,
-                                       APEXK_HOST_TO_DEVICE, stream_));
-  }
+  if (!status) status = move(copy, from, bytes);
   if (!status && from + bytes == copy.bytes) status = checked(api_.event_record(copy.done, stream_));
   return status;
+}
+
+int Channel::move(const apexk_copy &copy, uint64_t from, uint64_t bytes) {
+  return checked(api_.memcpy_async(static_cast<char *>(copy.dst) + from, static_cast<const char *>(copy.src) + from, bytes,
+                                   APEXK_HOST_TO_DEVICE, stream_));
 }
 
 void Channel::fail(int status) {

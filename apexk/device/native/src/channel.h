@@ -15,8 +15,8 @@ class Channel {
   Channel(const apexk_cuda_api &api, int device, apexk_stream stream, uint64_t chunk_bytes, size_t capacity, int *error);
   ~Channel();
 
-  bool copy(apexk_copy *copies, int count);             // false: some failed
-  bool speculate(const apexk_copy *copies, int count);  // false: no place
+  bool copy(apexk_copy *copies, int count, apexk_event start, apexk_event done);  // false: some failed
+  bool speculate(const apexk_copy *copies, int count);                            // false: no place
   void stop(int layer, int64_t *tags, apexk_stopped *stopped);
   bool keep(int64_t tag, int *error);  // false: no such copy
   bool abandon(int64_t tag);
@@ -36,6 +36,7 @@ class Channel {
   void await_piece(std::unique_lock<std::mutex> &lock);
   void settle_piece(int status);
   int issue(const apexk_copy &copy, uint64_t from, uint64_t bytes);
+  int move(const apexk_copy &copy, uint64_t from, uint64_t bytes);
   void fail(int status);
   int checked(int status);
   void destroy_paces();

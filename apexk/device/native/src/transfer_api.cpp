@@ -29,10 +29,11 @@ apexk_transfer_status guarded(Body body) noexcept {
   }
 }
 
-bool fit(const apexk_copy *copies, int32_t count) {
+// Events of its own: a speculative copy's.
+bool fit(const apexk_copy *copies, int32_t count, bool own_events) {
   if (count < 0 || (count && !copies)) return false;
   for (const apexk_copy *copy = copies; copy != copies + count; copy++) {
-    if (!copy->dst || !copy->src || !copy->bytes || !copy->done || copy->tag < 0) return false;
+    if (!copy->dst || !copy->src || !copy->bytes || (own_events && !copy->done) || copy->tag < 0) return false;
   }
   return true;
 }
@@ -54,13 +55,14 @@ APEXK_EXPORT apexk_transfer_status apexk_channel_create(const apexk_cuda_api *ap
   });
 }
 
-APEXK_EXPORT apexk_transfer_status apexk_channel_copy(apexk_channel *channel, apexk_copy *copies, int32_t count) {
-  if (!channel || !fit(copies, count)) return APEXK_TRANSFER_BAD_ARGUMENT;
-  return channel->channel.copy(copies, count) ? APEXK_TRANSFER_OK : APEXK_TRANSFER_CUDA;
+APEXK_EXPORT apexk_transfer_status apexk_channel_copy(apexk_channel *channel, apexk_copy *copies, int32_t count, apexk_event start,
+                                                      apexk_event done) {
+  if (!channel || !done || !fit(copies, count, false)) return APEXK_TRANSFER_BAD_ARGUMENT;
+  return channel->channel.copy(copies, count, start, done) ? APEXK_TRANSFER_OK : APEXK_TRANSFER_CUDA;
 }
 
 APEXK_EXPORT apexk_transfer_status apexk_channel_speculate(apexk_channel *channel, const apexk_copy *copies, int32_t count) {
-  if (!channel || !fit(copies, count)) return APEXK_TRANSFER_BAD_ARGUMENT;
+  if (!channel || !fit(copies, count, true)) return APEXK_TRANSFER_BAD_ARGUMENT;
   return channel->channel.speculate(copies, count) ? APEXK_TRANSFER_OK : APEXK_TRANSFER_FULL;
 }
 

@@ -7,17 +7,16 @@ using Bench = ChannelBench;
 void exact_copies() {
   Bench bench;
   apexk_copy copies[] = {bench.copy(0, 0, 3), bench.copy(1, 1, 2)};
-  copies[0].start = bench.fake.event();
-  OK(apexk_channel_copy(bench.channel, copies, 2));
+  const apexk_event start = bench.fake.event();
+  OK(bench.exact(copies, 2, start));
   NEED(copies[0].error == 0 && copies[1].error == 0, "errors %d %d", copies[0].error, copies[1].error);
-  OK(bench.fake.api.event_synchronize(bench.done[0]));
-  NEED(holds(bench.slot(3), 0), "the first copy is not there behind its event");
   OK(bench.fake.api.event_synchronize(bench.done[1]));
-  NEED(holds(bench.slot(2), 1) && holds(bench.slot(1), 101), "the second copy, or the slot beside it");
-  int64_t start, end;
-  OK(apexk_fake_event_ns(copies[0].start, &start));
-  OK(apexk_fake_event_ns(bench.done[0], &end));
-  NEED(start < end, "start was not recorded ahead of done");
+  NEED(holds(bench.slot(3), 0) && holds(bench.slot(2), 1), "a copy is not there behind the event of both");
+  NEED(holds(bench.slot(1), 101), "the slot beside them");
+  int64_t began, ended;
+  OK(apexk_fake_event_ns(start, &began));
+  OK(apexk_fake_event_ns(bench.done[1], &ended));
+  NEED(began < ended, "start was not recorded ahead of done");
 }
 
 // A slot's last reader is held up: neither kind of copy may overwrite what it still has to read.
@@ -35,7 +34,7 @@ void write_after_read() {
     if (speculative) {
       bench.speculate({copy});
     } else {
-      OK(apexk_channel_copy(bench.channel, &copy, 1));
+      OK(bench.exact(&copy, 1));
     }
     sleep_ms(5);  // time in which a copy that does not wait would be done
     if (speculative) NEED(apexk_channel_in_flight(bench.channel) == 0, "a copy has begun before its slot was read");
@@ -93,7 +92,7 @@ void overtaken_within_a_chunk() {
   sleep_ms(2);
   NEED(apexk_channel_in_flight(bench.channel) == kChunk, "%lu bytes in flight", (unsigned long)apexk_channel_in_flight(bench.channel));
   apexk_copy exact = bench.copy(3, 3, 3);
-  OK(apexk_channel_copy(bench.channel, &exact, 1));
+  OK(bench.exact(&exact, 1));
   bench.stop(1);
   NEED(bench.stopped.running == 0 && bench.stopped.left == kBlock && bench.stopped.landed == 0, "running %ld, left %lu",
        (long)bench.stopped.running, (unsigned long)bench.stopped.left);
@@ -111,12 +110,19 @@ void overtaken_within_a_chunk() {
 // Landed means landed: what a stop reports is there, without an event.
 void landed_is_there() {
   Bench bench({.link_bytes_per_s = 200e6, .delay_us = 300});
-  bench.speculate({bench.copy(0, 0, 0, 1), bench.copy(1, 1, 1, 1), bench.copy(2, 2, 2, 1)});
+  std::vector<apexk_copy> queue = {bench.copy(0, 0, 0, 1), bench.copy(1, 1, 1, 1), bench.copy(2, 2, 2, 1)};
+  queue[1].start = bench.fake.event();
+  bench.speculate(queue);
   for (int landed = 0; landed < 3;) {
     bench.stop(0);
     for (int i = 0; i < bench.stopped.landed; i++, landed++) NEED(holds(bench.slot(bench.tags[i]), bench.tags[i]), "tag %ld", (long)bench.tags[i]);
   }
   bench.clean();
+  int64_t before = 0, start = 0, end = 0;
+  OK(apexk_fake_event_ns(bench.done[0], &before));
+  OK(apexk_fake_event_ns(queue[1].start, &start));
+  OK(apexk_fake_event_ns(bench.done[1], &end));
+  NEED(before <= start && start < end, "a start is recorded between the end of the copy before and its own");
 }
 
 void abandoned_slot_is_free() {
@@ -128,7 +134,7 @@ void abandoned_slot_is_free() {
   bench.stop(1);
   OK(apexk_channel_abandon(bench.channel, bench.stopped.running));
   apexk_copy exact = bench.copy(2, 2, 0);
-  OK(apexk_channel_copy(bench.channel, &exact, 1));
+  OK(bench.exact(&exact, 1));
   gate.open();
   OK(bench.fake.api.event_synchronize(bench.done[2]));
   NEED(holds(bench.slot(0), 2), "pieces of an abandoned copy came after the copy that replaced it");
@@ -170,14 +176,31 @@ void answer_wakes() {
 
 void failures() {
   Bench bench;
-  for (const apexk_fake_call call : {APEXK_FAKE_MEMCPY, APEXK_FAKE_EVENT_RECORD, APEXK_FAKE_WAIT_EVENT}) {
+  for (const apexk_fake_call call : {APEXK_FAKE_MEMCPY, APEXK_FAKE_WAIT_EVENT}) {
     apexk_copy copies[] = {bench.copy(0, 0, 0), bench.copy(1, 1, 1), bench.copy(2, 2, 2)};
     for (apexk_copy &copy : copies) copy.after = bench.done.back();  // never recorded: waits for nothing
     apexk_fake_fail(call, 1, 700);
-    NEED(apexk_channel_copy(bench.channel, copies, 3) == APEXK_TRANSFER_CUDA, "the second copy fails");
+    NEED(bench.exact(copies, 3) == APEXK_TRANSFER_CUDA, "the second copy fails");
     NEED(copies[0].error == 0 && copies[1].error == 700 && copies[2].error == 0, "%d", copies[1].error);
     OK(bench.fake.api.event_synchronize(bench.done[2]));
     NEED(holds(bench.slot(0), 0) && holds(bench.slot(2), 2), "a failed copy took others with it");
+    bench.clean();
+  }
+  for (const int record : {0, 1}) {  // of what all share: nobody could tell of any copy when it is there
+    apexk_copy copies[] = {bench.copy(0, 0, 0), bench.copy(1, 1, 1)};
+    apexk_fake_fail(APEXK_FAKE_EVENT_RECORD, record, 700);
+    NEED(bench.exact(copies, 2, bench.done.back()) == APEXK_TRANSFER_CUDA && copies[0].error == 700 && copies[1].error == 700,
+         "record %d: errors %d %d", record, copies[0].error, copies[1].error);
+    OK(bench.fake.api.stream_synchronize(bench.stream));
+    bench.clean();
+  }
+  apexk_copy lost[] = {bench.copy(0, 0, 0), bench.copy(1, 1, 1)};
+  for (const int copy : {0, 1}) {
+    apexk_fake_fail(APEXK_FAKE_MEMCPY, copy, 700);
+    NEED(bench.exact(lost, 2) == APEXK_TRANSFER_CUDA && lost[copy].error == 700 && lost[1 - copy].error == 0, "copy %d", copy);
+    OK(bench.fake.api.event_synchronize(bench.done[1]));
+    NEED(holds(bench.slot(1 - copy), 1 - copy), "the event of both, where one failed");
+    fill(bench.slot(0), 100), fill(bench.slot(1), 101);
     bench.clean();
   }
   for (const apexk_fake_call call :
@@ -211,7 +234,7 @@ void refusals() {
   Bench bench({}, 2);
   apexk_copy bad = bench.copy(0, 0, 0);
   bad.bytes = 0;
-  NEED(apexk_channel_copy(bench.channel, &bad, 1) == APEXK_TRANSFER_BAD_ARGUMENT, "no bytes");
+  NEED(bench.exact(&bad, 1) == APEXK_TRANSFER_BAD_ARGUMENT, "no bytes");
   NEED(apexk_channel_keep(bench.channel, 0, &bench.error) == APEXK_TRANSFER_BAD_ARGUMENT, "nothing runs");
   std::vector<apexk_copy> three = {bench.copy(0, 0, 0), bench.copy(1, 1, 1), bench.copy(2, 2, 2)};
   NEED(apexk_channel_speculate(bench.channel, three.data(), 3) == APEXK_TRANSFER_FULL, "three in a queue of two");
@@ -231,7 +254,7 @@ void destroy_waits() {
     Bench bench({.link_bytes_per_s = 2e6});
     apexk_copy copy = bench.copy(0, 0, 0, 1);
     if (exact) {
-      OK(apexk_channel_copy(bench.channel, &copy, 1));
+      OK(bench.exact(&copy, 1));
     } else {
       bench.speculate({copy, bench.copy(1, 1, 1, 1)});
       bench.begin();
@@ -288,7 +311,7 @@ void allocates_nothing() {
   apexk_copy one[] = {bench.copy(0, 0, 0, 1)}, two[] = {bench.copy(1, 1, 1)};
   auto round = [&] {
     OK(apexk_channel_speculate(bench.channel, one, 1));
-    OK(apexk_channel_copy(bench.channel, two, 1));
+    OK(bench.exact(two, 1));
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     bench.stop(1);
     if (bench.stopped.running >= 0) OK(apexk_channel_keep(bench.channel, 0, &bench.error));

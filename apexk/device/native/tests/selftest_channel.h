@@ -42,6 +42,10 @@ struct ChannelBench {
   apexk_copy copy(int tag, int block_of, int slot_of, int layer = 0, apexk_event after = nullptr) {
     return {slot(slot_of), block(block_of), kBlock, after, nullptr, done[tag], tag, layer, -1};
   }
+  // Exact copies, which end with the event of the last one's tag.
+  apexk_transfer_status exact(apexk_copy *copies, int count, apexk_event start = nullptr) {
+    return apexk_channel_copy(channel, copies, count, start, copies[count - 1].done);
+  }
   void speculate(std::vector<apexk_copy> copies) { OK(apexk_channel_speculate(channel, copies.data(), copies.size())); }
   void stop(int layer) { OK(apexk_channel_stop(channel, layer, tags, &stopped)); }
   void land(int count) {  // collects until so many copies have landed

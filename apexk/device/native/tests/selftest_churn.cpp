@@ -15,11 +15,11 @@ struct Churn {
     for (int i = 0; i < kBlocks; i++) block_of[i] = i + 100, read[i] = bench.fake.event();
   }
 
-  // A kernel that needs the block, behind the copy's event.
-  void run(int tag) {
+  // A kernel that needs the block, behind the event of the copy, which may be that of another tag's.
+  void run(int tag, int shared = -1) {
     const int slot = slot_of[tag], block = block_of[slot] = asked[tag];
     kernels[tag] = [this, slot, block] { wrong += !holds(bench.slot(slot), block); };
-    OK(bench.fake.api.stream_wait_event(bench.compute, bench.done[tag], 0));
+    OK(bench.fake.api.stream_wait_event(bench.compute, bench.done[shared < 0 ? tag : shared], 0));
     launch(bench.compute, &kernels[tag]);
     OK(bench.fake.api.event_record(read[slot], bench.compute));
   }
@@ -35,9 +35,9 @@ struct Churn {
     }
     if (random(2)) bench.speculate(queue), queue.clear();
     if (random(4) == 0) apexk_fake_fail(APEXK_FAKE_MEMCPY, random(4), 700);
-    apexk_channel_copy(bench.channel, exact.data(), exact.size());
+    if (!exact.empty()) bench.exact(exact.data(), exact.size());
     for (const apexk_copy &copy : exact) {
-      copy.error ? static_cast<void>(block_of[slot_of[copy.tag]] = -1) : run(copy.tag);
+      copy.error ? static_cast<void>(block_of[slot_of[copy.tag]] = -1) : run(copy.tag, exact.back().tag);
     }
     bench.speculate(queue);
     if (random(2)) std::this_thread::sleep_for(std::chrono::microseconds(random(1000)));
