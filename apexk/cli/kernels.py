@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"apexk kernels {args.part} wants one of {', '.join('--' + mode for mode in modes)}")
     rest = [word for word in args.rest if word != f"--{asked[0]}"]
     if asked == ["bench"]:
-        named = any(word.startswith("cpu_ffn") for word in rest)
+        named = any(word.startswith("cpu_") for word in rest)
         rest = [*rest, "--device", "cuda"] if args.part == "triton" else rest if named else ["cpu_ffn/*/bf16/qwen3-64/*", *rest]
     main = importlib.import_module(modes[asked[0]][0]).main
     if asked == ["ncu"]:

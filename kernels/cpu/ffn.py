@@ -32,7 +32,7 @@ class Job:
         return bool(self._library.apexk_job_done(self._handle))
 
     def wait(self) -> None:
-        _raise_for(self._library.apexk_job_wait(self._handle))
+        raise_for(self._library.apexk_job_wait(self._handle))
 
 
 def _finish(library: ctypes.CDLL, handle: ctypes.c_void_p, buffers: tuple) -> None:
@@ -81,7 +81,7 @@ class HostFFN:
             names = lib.isa_names(library)
             known = ", ".join(f"{n}{'' if runs else ' (not on this machine)'}" for n, runs in names.items())
             raise ValueError(f"CPU instruction set {name!r}: {lib.status_text(status)}; there are: {known}")
-        _raise_for(status)
+        raise_for(status)
         self._pool = pool
         self.isa: str = self._library.apexk_pool_isa(pool).decode()
         self.threads: int = self._library.apexk_pool_threads(pool)
@@ -126,11 +126,11 @@ class HostFFN:
         call, _keep = self.native_call(
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
-        team = _openmp_team() if with_torch and torch.get_num_threads() == self.threads > 1 else None
+        team = self._team(with_torch)
         if team is not None:
-            _raise_for(self._library.apexk_ffn_run_in(self._pool, call, team))
+            raise_for(self._library.apexk_ffn_run_in(self._pool, call, team))
         else:
-            _raise_for(self._library.apexk_ffn_run(self._pool, call))
+            raise_for(self._library.apexk_ffn_run(self._pool, call))
 
     def submit(
         self,
@@ -152,8 +152,17 @@ class HostFFN:
             x, blocks, topk_ids, topk_weights, experts, out, intermediate, activation, biases, weight_on_input, summed
         )
         handle = ctypes.c_void_p()
-        _raise_for(self._library.apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
+        raise_for(self._library.apexk_ffn_submit(self._pool, call, None, None, ctypes.byref(handle)))
         return Job(self._library, handle, keep)
+
+    def call_linear(self, call, with_torch: bool) -> int:
+        """The status of a native `LinearCall`, given by reference; see linear.py."""
+        if not self._close.alive:
+            raise ValueError("this HostFFN is closed")
+        return self._library.apexk_linear_run(self._pool, call, self._team(with_torch))
+
+    def _team(self, with_torch: bool) -> ctypes.c_void_p | None:
+        return _openmp_team() if with_torch and torch.get_num_threads() == self.threads > 1 else None
 
     def native_queue(self) -> tuple[int, int, int]:
         """For native code that submits by itself: the pool, and the addresses of `apexk_ffn_submit` and `apexk_job_release`."""
@@ -240,7 +249,7 @@ def _check(name: str, tensor: torch.Tensor, rank: int, dtypes=None, *, shape=Non
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
 
 
-def _raise_for(status: int) -> None:
+def raise_for(status: int) -> None:
     if status == lib.OK:
         return
     if status == lib.NO_MEMORY:

@@ -41,6 +41,22 @@ class FFNCall(ctypes.Structure):
     ]
 
 
+class LinearCall(ctypes.Structure):
+    """`apexk_linear_call`."""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("tokens", c_int64),
+        ("x_stride", c_int64),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("dtype", c_int32),
+    ]
+
+
 _SIGNATURES = {  # name -> (result, arguments)
     "apexk_pool_create": (c_int32, [c_int32, c_char_p, POINTER(c_void_p)]),
     "apexk_pool_create_at": (c_int32, [c_char_p, c_int32, c_char_p, POINTER(c_void_p)]),
@@ -50,6 +66,7 @@ _SIGNATURES = {  # name -> (result, arguments)
     "apexk_ffn_run": (c_int32, [c_void_p, POINTER(FFNCall)]),
     "apexk_ffn_run_in": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p]),
     "apexk_ffn_submit": (c_int32, [c_void_p, POINTER(FFNCall), c_void_p, c_void_p, POINTER(c_void_p)]),
+    "apexk_linear_run": (c_int32, [c_void_p, POINTER(LinearCall), c_void_p]),
     "apexk_job_done": (c_int32, [c_void_p]),
     "apexk_job_wait": (c_int32, [c_void_p]),
     "apexk_job_release": (None, [c_void_p]),

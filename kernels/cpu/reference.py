@@ -1,4 +1,4 @@
-"""The plain twin of `HostFFN.run`: one expert after another, in float64 unless told otherwise."""
+"""The plain twins of `HostFFN.run`, one expert after another, and of `linear`; in float64 unless told otherwise."""
 
 from __future__ import annotations
 
@@ -65,6 +65,12 @@ def grouped_ffn_ref(
         gate, up = (rows @ w13.view(2 * intermediate, hidden).T + b13).chunk(2, dim=-1)
         h = ACTIVATIONS[activation](gate, up).to(x.dtype).to(compute_dtype)
         out[pairs] = (weight * (h @ w2.view(hidden, intermediate).T + b2)).to(out.dtype)
+
+
+def linear_ref(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, compute_dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """y[t] = weight x_t + bias of x [T, K], weight [N, K] and bias [N], not rounded: [T, N] of `compute_dtype`."""
+    y = x.to(compute_dtype) @ weight.to(compute_dtype).T
+    return y if bias is None else y + bias.to(compute_dtype)
 
 
 def tensor_at(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:

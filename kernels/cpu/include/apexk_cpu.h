@@ -1,4 +1,4 @@
-/* C interface of the CPU grouped expert FFN.
+/* C interface of the CPU kernels: the grouped expert FFN, and a linear layer.
  *
  *   out[p] = weight[p] * W2_e ( act(W1_e x_t) * (W3_e x_t) ),   p = t*topk + k,  e = topk_ids[p]
  *
@@ -54,6 +54,17 @@ typedef struct apexk_ffn_call {
   int32_t summed;            /* 0 or 1 */
 } apexk_ffn_call;
 
+/* A linear layer, y[t] = W x_t + b: sums in fp32, rounded once, to the dtype of all four. */
+typedef struct apexk_linear_call {
+  const void *x;             /* [tokens, inputs], rows x_stride elements apart */
+  const void *weight;        /* [outputs, inputs] */
+  const void *bias;          /* [outputs], or null */
+  void *y;                   /* [tokens, outputs] */
+  int64_t tokens, x_stride;
+  int32_t inputs, outputs;   /* at least 1 */
+  int32_t dtype;             /* apexk_dtype */
+} apexk_linear_call;
+
 /* Threads and scratch memory, with one owner. A job's scratch holds packed activations for a few slices of at most 144
  * tokens, (hidden + intermediate) * 4 bytes a token (4 slices with few threads and one node, more with many), and 124 KiB for each
  * thread. It does not grow with the tokens; the next job uses it again. */
@@ -78,6 +89,8 @@ apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *call);
  * of the caller's OpenMP code. */
 typedef void (*apexk_team_fn)(void (*body)(void *data), void *data, unsigned threads, unsigned flags);
 apexk_status apexk_ffn_run_in(apexk_pool *pool, const apexk_ffn_call *call, apexk_team_fn team);
+/* Computes and returns, on the threads of `team` as apexk_ffn_run_in, or, where it is null, as apexk_ffn_run. */
+apexk_status apexk_linear_run(apexk_pool *pool, const apexk_linear_call *call, apexk_team_fn team);
 /* Checks, queues and returns. Buffers must outlive the job; the call struct, `blocks`, `experts` and `topk_ids` need
  * not. `done` may be null; otherwise the thread that finishes the last row calls it, once. */
 apexk_status apexk_ffn_submit(apexk_pool *pool, const apexk_ffn_call *call, apexk_done_fn done, void *user,

@@ -31,6 +31,23 @@ apexk_status guarded(Body body) noexcept {
   }
 }
 
+// On the threads of `team`, or, where it is null, of the pool and the calling one.
+template <class One>
+apexk_status run(apexk_pool *pool, const One *call, apexk_team_fn team) noexcept {
+  if (pool == nullptr || call == nullptr) return APEXK_BAD_ARGUMENT;
+  return guarded([&] {
+    std::shared_ptr<apexk::Job> job;
+    const int threads = pool->pool.threads();
+    const apexk_status status = pool->pool.submit(*call, team == nullptr ? 1 : threads, nullptr, nullptr, &job);
+    if (status != APEXK_OK) return status;
+    if (team != nullptr) {
+      team([](void *one) { static_cast<apexk::Job *>(one)->help(); }, job.get(), static_cast<unsigned>(threads), 0);
+    }
+    job->wait();
+    return status;
+  });
+}
+
 }  // namespace
 
 APEXK_EXPORT apexk_status apexk_pool_create(int32_t threads, const char *isa, apexk_pool **pool) {
@@ -54,27 +71,14 @@ APEXK_EXPORT int32_t apexk_pool_threads(const apexk_pool *pool) { return pool->p
 
 APEXK_EXPORT const char *apexk_pool_isa(const apexk_pool *pool) { return pool->pool.isa().name; }
 
-APEXK_EXPORT apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *call) {
-  if (pool == nullptr || call == nullptr) return APEXK_BAD_ARGUMENT;
-  return guarded([&] {
-    std::shared_ptr<apexk::Job> job;
-    const apexk_status status = pool->pool.submit(*call, 1, nullptr, nullptr, &job);
-    if (status == APEXK_OK) job->wait();
-    return status;
-  });
-}
+APEXK_EXPORT apexk_status apexk_ffn_run(apexk_pool *pool, const apexk_ffn_call *call) { return run(pool, call, nullptr); }
 
 APEXK_EXPORT apexk_status apexk_ffn_run_in(apexk_pool *pool, const apexk_ffn_call *call, apexk_team_fn team) {
-  if (pool == nullptr || call == nullptr || team == nullptr) return APEXK_BAD_ARGUMENT;
-  return guarded([&] {
-    std::shared_ptr<apexk::Job> job;
-    const int threads = pool->pool.threads();
-    const apexk_status status = pool->pool.submit(*call, threads, nullptr, nullptr, &job);
-    if (status != APEXK_OK) return status;
-    team([](void *one) { static_cast<apexk::Job *>(one)->help(); }, job.get(), static_cast<unsigned>(threads), 0);
-    job->wait();
-    return status;
-  });
+  return team == nullptr ? APEXK_BAD_ARGUMENT : run(pool, call, team);
+}
+
+APEXK_EXPORT apexk_status apexk_linear_run(apexk_pool *pool, const apexk_linear_call *call, apexk_team_fn team) {
+  return run(pool, call, team);
 }
 
 APEXK_EXPORT apexk_status apexk_ffn_submit(apexk_pool *pool, const apexk_ffn_call *call, apexk_done_fn done, void *user,

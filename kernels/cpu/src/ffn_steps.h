@@ -1,4 +1,4 @@
-// The three steps of the FFN over a `Path`, which knows how to pack activations and how to form products.
+// The steps of the FFN and of a linear layer over a `Path`, which knows how to pack activations and how to form products.
 //
 // A Path has
 //   Elem                      bf16, fp16 or float: the dtype of weights, x and the rounded intermediate activation
@@ -105,7 +105,28 @@ struct Steps {
     }
   }
 
-  static constexpr apexk::Kernels kernels = {Path::packed_bytes, scratch_bytes, pack, gate_up, down};
+  static void pack_linear(const apexk_linear_call &call, const apexk::Unit &unit) {
+    for (int i = 0; i < unit.tokens; i++) {
+      const Elem *row = static_cast<const Elem *>(call.x) + unit.pairs[i] * call.x_stride;
+      Path::put(unit.packed_x, unit.tokens, call.inputs, i, 0, row, call.inputs);
+    }
+  }
+
+  static void linear(const apexk_linear_call &call, const apexk::Unit &unit, int row, int rows, void *scratch) {
+    float *y = static_cast<float *>(scratch);
+    for (const int end = row + rows; row < end; row += kTile) {
+      const int n = least(kTile, end - row), k = call.inputs;
+      const Elem *w = static_cast<const Elem *>(unit.block) + static_cast<int64_t>(row) * k;
+      Path::products(w, k, n, k, unit.packed_x, unit.tokens, y, y + 2 * kTileFloats);
+      if (call.bias) add_bias(static_cast<const Elem *>(call.bias) + row, n, unit.tokens, y);
+      for (int i = 0; i < unit.tokens; i++) {
+        Elem *out = static_cast<Elem *>(call.y) + static_cast<int64_t>(unit.pairs[i]) * call.outputs + row;
+        for (int j = 0; j < n; j++) out[j] = from_float<Elem>(y[i * kTile + j]);
+      }
+    }
+  }
+
+  static constexpr apexk::Kernels kernels = {Path::packed_bytes, scratch_bytes, pack, gate_up, down, pack_linear, linear};
 };
 
 }  // namespace

@@ -48,11 +48,11 @@ void Arenas::give_back(Arena arena) {
   free_.push_back(std::move(arena));
 }
 
-apexk_status Job::create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
+apexk_status Job::create(const Call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
                          std::shared_ptr<Arenas> arenas, apexk_done_fn done, void *user, std::shared_ptr<Job> *job) {
   std::shared_ptr<Job> made(new Job);
   made->call_ = call;
-  made->kernels_ = isa.kernels[call.dtype];
+  made->kernels_ = isa.kernels[std::visit([](const auto &one) { return one.dtype; }, call)];
   made->threads_ = threads;
   made->machine_ = std::move(machine);
   made->arenas_ = std::move(arenas);
@@ -62,7 +62,7 @@ apexk_status Job::create(const apexk_ffn_call &call, const Isa &isa, int threads
   if (status != APEXK_OK) return status;
   made->lay_out();
   if (made->tasks_ == 0) {
-    if (call.summed) clear_columns(call, 0, call.hidden);
+    if (made->is_summed()) clear_columns(made->ffn(), 0, made->ffn().hidden);
     made->finish();
   }
   *job = std::move(made);
@@ -74,11 +74,11 @@ void Job::lay_out() {
   if (plan_.units.empty()) return;
   progress_.reset(new Progress[plan_.units.size()]);
   heads_.reset(new Head[plan_.lists.size()]);
-  if (call_.summed) summed_.reset(new std::atomic<int>[plan_.down_tasks]());
+  if (is_summed()) summed_.reset(new std::atomic<int>[plan_.last_tasks]());
   for (const std::vector<Task> &list : plan_.lists) tasks_ += list.size();
-  scratch_bytes_ = up(kernels_->scratch_bytes(call_.hidden, call_.intermediate));
-  const size_t x_bytes = up(kernels_->packed_bytes(plan_.largest_unit, call_.hidden));
-  const size_t h_bytes = up(kernels_->packed_bytes(plan_.largest_unit, call_.intermediate));
+  scratch_bytes_ = up(kernels_->scratch_bytes(plan_.x_width, plan_.h_width));
+  const size_t x_bytes = up(kernels_->packed_bytes(plan_.largest_unit, plan_.x_width));
+  const size_t h_bytes = up(kernels_->packed_bytes(plan_.largest_unit, plan_.h_width));
   arena_ = arenas_->take(scratch_bytes_ * threads_ + (x_bytes + h_bytes) * plan_.ring);
   scratch_ = arena_.memory.get();
   char *ring = scratch_ + scratch_bytes_ * threads_;
@@ -107,12 +107,13 @@ bool Job::ready(const Task &task) const {
   const Progress &progress = progress_[task.unit];
   switch (task.step) {
     case Step::pack:
-      return task.unit < plan_.ring || reached(progress_[task.unit - plan_.ring].downed, plan_.down_tasks);
+      return task.unit < plan_.ring || reached(progress_[task.unit - plan_.ring].ended, plan_.last_tasks);
     case Step::gate_up:
+    case Step::linear:
       return reached(progress.packed, 1);
     case Step::down:
       return reached(progress.gated, plan_.gate_up_tasks) &&
-             (!summed_ || reached(summed_[task.row / plan_.down_rows], task.unit));
+             (!summed_ || reached(summed_[task.row / plan_.last_rows], task.unit));
   }
   return false;
 }
@@ -146,18 +147,26 @@ void Job::run(const Task &task, void *scratch) {
   bool news = true;
   switch (task.step) {
     case Step::pack:
-      kernels_->pack(call_, unit);
+      if (std::holds_alternative<apexk_linear_call>(call_)) {
+        kernels_->pack_linear(linear(), unit);
+      } else {
+        kernels_->pack(ffn(), unit);
+      }
       advance(progress.packed, 1);
       break;
     case Step::gate_up:
-      kernels_->gate_up(call_, unit, task.row, task.rows, scratch);
+      kernels_->gate_up(ffn(), unit, task.row, task.rows, scratch);
       news = advance(progress.gated, plan_.gate_up_tasks);
       break;
     case Step::down:
-      if (summed_ && task.unit == 0) clear_columns(call_, task.row, task.rows);
-      kernels_->down(call_, unit, task.row, task.rows, scratch);
-      if (summed_) summed_[task.row / plan_.down_rows].fetch_add(1, std::memory_order_acq_rel);
-      news = advance(progress.downed, plan_.down_tasks) || summed_;
+      if (summed_ && task.unit == 0) clear_columns(ffn(), task.row, task.rows);
+      kernels_->down(ffn(), unit, task.row, task.rows, scratch);
+      if (summed_) summed_[task.row / plan_.last_rows].fetch_add(1, std::memory_order_acq_rel);
+      news = advance(progress.ended, plan_.last_tasks) || summed_;
+      break;
+    case Step::linear:
+      kernels_->linear(linear(), unit, task.row, task.rows, scratch);
+      news = advance(progress.ended, plan_.last_tasks);
       break;
   }
   if (news) {

@@ -28,7 +28,7 @@ class Arenas {
 class Job {
  public:
   // `call` must have passed check_call; throws std::bad_alloc.
-  static apexk_status create(const apexk_ffn_call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
+  static apexk_status create(const Call &call, const Isa &isa, int threads, std::shared_ptr<const Machine> machine,
                              std::shared_ptr<Arenas> arenas, apexk_done_fn done, void *user, std::shared_ptr<Job> *job);
 
   // A place among the job's `threads` workers, or -1 when all are taken. Each place is held by one thread, for good.
@@ -41,7 +41,7 @@ class Job {
 
  private:
   struct alignas(64) Progress {  // of one unit
-    std::atomic<int> packed{0}, gated{0}, downed{0};
+    std::atomic<int> packed{0}, gated{0}, ended{0};
   };
 
   Job() = default;
@@ -55,14 +55,18 @@ class Job {
   void run(const Task &task, void *scratch);
   void finish();
 
-  apexk_ffn_call call_;
+  const apexk_ffn_call &ffn() const { return *std::get_if<apexk_ffn_call>(&call_); }
+  bool is_summed() const { return std::holds_alternative<apexk_ffn_call>(call_) && ffn().summed; }
+  const apexk_linear_call &linear() const { return *std::get_if<apexk_linear_call>(&call_); }
+
+  Call call_;
   const Kernels *kernels_;
   int threads_;
   std::shared_ptr<const Machine> machine_;
   Plan plan_;
   size_t tasks_ = 0;  // in all lists
   std::unique_ptr<Progress[]> progress_;
-  std::unique_ptr<std::atomic<int>[]> summed_;  // by block of down_rows columns: units that are added up
+  std::unique_ptr<std::atomic<int>[]> summed_;  // by block of last_rows columns: units that are added up
   std::shared_ptr<Arenas> arenas_;
   Arenas::Arena arena_;
   char *scratch_ = nullptr;  // start of the arena; a late worker may read it when the arena is already given back

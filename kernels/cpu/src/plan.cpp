@@ -1,13 +1,15 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace apexk {
 namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;  // weights of a task: tens of microseconds when they come from memory
 
-int64_t element_bytes(const apexk_ffn_call &call) { return call.dtype == APEXK_FP32 ? 4 : 2; }
+template <class One>
+int64_t element_bytes(const One &call) { return call.dtype == APEXK_FP32 ? 4 : 2; }
 
 bool aligned(const void *pointer, int64_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 
@@ -30,15 +32,22 @@ void append(std::vector<Task> &tasks, Step step, int unit, int rows, int rows_ea
   for (int row = 0; row < rows; row += rows_each) tasks.push_back({unit, row, std::min(rows_each, rows - row), step});
 }
 
-// One list where there is one node. Packing goes where the expert's first rows are.
-std::vector<std::vector<Task>> by_node(const apexk_ffn_call &call, const Machine &machine, const Plan &plan,
-                                       const std::vector<Task> &tasks) {
+// The first element of a task's weights within the unit's block. Packing goes where the first rows are.
+int64_t first_weight(const apexk_ffn_call &call, const Task &task) {
+  const int64_t row = task.row;
+  return task.step == Step::down ? (2 * call.hidden + row) * call.intermediate : row * call.hidden;
+}
+
+int64_t first_weight(const apexk_linear_call &call, const Task &task) { return static_cast<int64_t>(task.row) * call.inputs; }
+
+// One list where there is one node.
+template <class One>
+std::vector<std::vector<Task>> by_node(const One &call, const Machine &machine, const Plan &plan, const std::vector<Task> &tasks) {
   std::vector<std::vector<Task>> lists(machine.nodes.size());
   if (lists.size() == 1) return {tasks};
   std::vector<const void *> weights;
   for (const Task &task : tasks) {
-    const int64_t row = task.row, first = task.step == Step::down ? (2 * call.hidden + row) * call.intermediate : row * call.hidden;
-    weights.push_back(static_cast<const char *>(plan.units[task.unit].block) + first * element_bytes(call));
+    weights.push_back(static_cast<const char *>(plan.units[task.unit].block) + first_weight(call, task) * element_bytes(call));
   }
   std::vector<int> homes(tasks.size());
   machine.homes(machine, weights.size(), weights.data(), homes.data());
@@ -52,12 +61,12 @@ void order_tasks(const apexk_ffn_call &call, int threads, const Machine &machine
   const int units = static_cast<int>(plan.units.size());
   const int64_t bytes = element_bytes(call);
   const int gate_rows = rows_per_task(call.intermediate, 2 * call.hidden * bytes, units, threads);
-  const int down_rows = plan.down_rows = rows_per_task(call.hidden, call.intermediate * bytes, units, threads);
+  const int down_rows = plan.last_rows = rows_per_task(call.hidden, call.intermediate * bytes, units, threads);
   plan.gate_up_tasks = (call.intermediate + gate_rows - 1) / gate_rows;
-  plan.down_tasks = (call.hidden + down_rows - 1) / down_rows;
+  plan.last_tasks = (call.hidden + down_rows - 1) / down_rows;
 
   // A step may stand after the one it needs once every thread has had a task in between.
-  const int lag = 1 + threads / std::min(plan.gate_up_tasks, plan.down_tasks);
+  const int lag = 1 + threads / std::min(plan.gate_up_tasks, plan.last_tasks);
   const int nodes = static_cast<int>(machine.nodes.size());  // their lists do not advance together
   plan.ring = std::min((3 * lag + 1) * nodes, units);
   std::vector<Task> tasks;
@@ -70,9 +79,31 @@ void order_tasks(const apexk_ffn_call &call, int threads, const Machine &machine
   plan.lists = by_node(call, machine, plan, tasks);
 }
 
-}  // namespace
+void order_tasks(const apexk_linear_call &call, int threads, const Machine &machine, Plan &plan) {
+  const int units = static_cast<int>(plan.units.size());
+  const int rows = plan.last_rows = rows_per_task(call.outputs, call.inputs * element_bytes(call), units, threads);
+  plan.last_tasks = (call.outputs + rows - 1) / rows;
+  const int lag = 1 + threads / plan.last_tasks;
+  plan.ring = std::min((2 * lag + 1) * static_cast<int>(machine.nodes.size()), units);
+  std::vector<Task> tasks;
+  for (int turn = -lag; turn < units; turn++) {
+    if (turn + lag < units) tasks.push_back({turn + lag, 0, 0, Step::pack});
+    if (turn >= 0) append(tasks, Step::linear, turn, call.outputs, rows);
+  }
+  plan.lists = by_node(call, machine, plan, tasks);
+}
 
-apexk_status check_call(const apexk_ffn_call &call) {
+// As few units as there can be, of sizes that differ by one at most.
+void append_units(Plan &plan, const void *block, const int32_t *first, int64_t tokens) {
+  const int64_t count = (tokens + kUnitTokens - 1) / kUnitTokens, small = tokens / count, large = tokens % count;
+  for (int64_t i = 0; i < count; i++, first += plan.units.back().tokens) {
+    const int own = static_cast<int>(small + (i < large ? 1 : 0));
+    plan.units.push_back({block, first, own, nullptr, nullptr});
+    plan.largest_unit = std::max(plan.largest_unit, own);
+  }
+}
+
+apexk_status check(const apexk_ffn_call &call) {
   if (call.tokens < 0 || call.hidden < 1 || call.intermediate < 1 || call.topk < 1 || call.num_experts < 0 ||
       call.expert_count < 0 || call.x_stride < call.hidden || (call.id_bytes != 4 && call.id_bytes != 8) ||
       call.dtype < APEXK_BF16 || call.dtype > APEXK_FP32 || call.activation < APEXK_SILU ||
@@ -89,7 +120,20 @@ apexk_status check_call(const apexk_ffn_call &call) {
   return APEXK_OK;
 }
 
-apexk_status make_plan(const apexk_ffn_call &call, int threads, const Machine &machine, Plan *plan) {
+apexk_status check(const apexk_linear_call &call) {
+  if (call.tokens < 0 || call.tokens > INT32_MAX || call.inputs < 1 || call.outputs < 1 || call.x_stride < call.inputs ||
+      call.dtype < APEXK_BF16 || call.dtype > APEXK_FP32 || !call.weight || (call.tokens > 0 && (!call.x || !call.y))) {
+    return APEXK_BAD_ARGUMENT;
+  }
+  for (const void *pointer : {call.x, call.weight, call.bias, static_cast<const void *>(call.y)}) {
+    if (!aligned(pointer, element_bytes(call))) return APEXK_MISALIGNED;
+  }
+  return APEXK_OK;
+}
+
+apexk_status plan_of(const apexk_ffn_call &call, int threads, const Machine &machine, Plan *plan) {
+  plan->x_width = call.hidden;
+  plan->h_width = call.intermediate;
   // `loads[e]`: pairs of expert e, or -1 where e is not asked for.
   std::vector<int64_t> loads(call.num_experts, -1);
   for (int i = 0; i < call.expert_count; i++) {
@@ -126,17 +170,30 @@ apexk_status make_plan(const apexk_ffn_call &call, int threads, const Machine &m
   }
 
   for (const int32_t expert : order) {
-    const int32_t *first = plan->pairs.data() + next[expert] - loads[expert];
-    // as few units as there can be, of sizes that differ by one at most
-    const int64_t count = (loads[expert] + kUnitTokens - 1) / kUnitTokens, small = loads[expert] / count, large = loads[expert] % count;
-    for (int64_t i = 0; i < count; i++, first += plan->units.back().tokens) {
-      const int tokens = static_cast<int>(small + (i < large ? 1 : 0));
-      plan->units.push_back({reinterpret_cast<const void *>(call.blocks[expert]), first, tokens, nullptr, nullptr});
-      plan->largest_unit = std::max(plan->largest_unit, tokens);
-    }
+    append_units(*plan, reinterpret_cast<const void *>(call.blocks[expert]), plan->pairs.data() + next[expert] - loads[expert], loads[expert]);
   }
   if (!plan->units.empty()) order_tasks(call, threads, machine, *plan);
   return APEXK_OK;
+}
+
+apexk_status plan_of(const apexk_linear_call &call, int threads, const Machine &machine, Plan *plan) {
+  if (call.tokens == 0) return APEXK_OK;
+  plan->x_width = call.inputs;
+  plan->pairs.resize(call.tokens);
+  std::iota(plan->pairs.begin(), plan->pairs.end(), 0);
+  append_units(*plan, call.weight, plan->pairs.data(), call.tokens);
+  order_tasks(call, threads, machine, *plan);
+  return APEXK_OK;
+}
+
+}  // namespace
+
+apexk_status check_call(const Call &call) {
+  return std::visit([](const auto &one) { return check(one); }, call);
+}
+
+apexk_status make_plan(const Call &call, int threads, const Machine &machine, Plan *plan) {
+  return std::visit([&](const auto &one) { return plan_of(one, threads, machine, plan); }, call);
 }
 
 }  // namespace apexk

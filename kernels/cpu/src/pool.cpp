@@ -58,7 +58,7 @@ void Pool::stop() {
   for (std::thread &thread : threads_) thread.join();
 }
 
-apexk_status Pool::submit(const apexk_ffn_call &call, int helpers, apexk_done_fn done, void *user,
+apexk_status Pool::submit(const Call &call, int helpers, apexk_done_fn done, void *user,
                           std::shared_ptr<Job> *job) {
   const apexk_status status = check_call(call);
   if (status != APEXK_OK) return status;

@@ -18,7 +18,7 @@ class Pool {
   ~Pool();                            // after the queued jobs are done
 
   // Checks and plans the call, then queues it for all threads but as many as there will be `helpers`, who take their places.
-  apexk_status submit(const apexk_ffn_call &call, int helpers, apexk_done_fn done, void *user,
+  apexk_status submit(const Call &call, int helpers, apexk_done_fn done, void *user,
                       std::shared_ptr<Job> *job);
 
   const Isa &isa() const { return isa_; }

@@ -47,5 +47,8 @@ MUTANTS = [
     Mutant("plan-last-rows", "plan", "scalar", "plan.cpp", "std::min(rows_each, rows - row)", "std::min(rows_each, rows - row - 1)"),
     Mutant("plan-second-unit", "plan", "scalar", "plan.cpp", "place++] = static_cast<int32_t>(pair)", "place++] = static_cast<int32_t>(pair / 2 * 2)"),
     Mutant("job-does-not-wait", "job", "scalar", "job.cpp", "reached(progress.gated, plan_.gate_up_tasks) &&", "reached(progress.packed, 1) &&"),
+    Mutant("linear-row", "ffn_scalar", "scalar", "ffn_steps.h", "unit.pairs[i]) * call.outputs + row", "unit.pairs[i]) * call.outputs"),
+    Mutant("linear-bias-row", "ffn_scalar", "scalar", "ffn_steps.h", "static_cast<const Elem *>(call.bias) + row", "static_cast<const Elem *>(call.bias)"),
+    Mutant("linear-x-stride", "ffn_scalar", "scalar", "ffn_steps.h", "unit.pairs[i] * call.x_stride", "unit.pairs[i] * call.inputs"),
     Mutant("job-sums-uncleared", "job", "scalar", "job.cpp", "task.unit == 0) clear_columns", "task.unit == 1) clear_columns"),
 ]

@@ -93,19 +93,46 @@ const Kernels kRecording = {
     [](const apexk_ffn_call &, const Unit &) {},
     [](const apexk_ffn_call &, const Unit &unit, int row, int, void *) { gate_ups.push_back({expert_of(unit.block), row}); },
     [](const apexk_ffn_call &, const Unit &unit, int row, int, void *) { downs.push_back({expert_of(unit.block), row}); },
+    [](const apexk_linear_call &, const Unit &) {},
+    [](const apexk_linear_call &, const Unit &, int row, int, void *) { downs.push_back({0, row}); },
 };
 
 // One thread that belongs to `node` works through a call.
-void record(decltype(Machine::homes) homes, int node) {
+void record(const Call &one, decltype(Machine::homes) homes, int node) {
   gate_ups.clear();
   downs.clear();
   const Isa isa = {"recording", 0, {&kRecording, &kRecording, &kRecording}};
-  std::vector<float> out(kTokens * kTopk * kHidden);
   std::shared_ptr<Job> job;
-  NEED(Job::create(call(out.data(), 0), isa, 1, std::make_shared<Machine>(machine(homes)), std::make_shared<Arenas>(), nullptr,
-                   nullptr, &job) == APEXK_OK);
+  NEED(Job::create(one, isa, 1, std::make_shared<Machine>(machine(homes)), std::make_shared<Arenas>(), nullptr, nullptr, &job) == APEXK_OK);
   job->work(job->enter(), node);
   NEED(job->done());
+}
+
+void record(decltype(Machine::homes) homes, int node) {
+  std::vector<float> out(kTokens * kTopk * kHidden);
+  record(call(out.data(), 0), homes, node);
+}
+
+// The first third of a block as a linear layer, whose second half of rows lies on node 1; its tokens are many units.
+apexk_linear_call layer(float *y) {
+  apexk_linear_call one = {};
+  one.x = x.data();
+  one.weight = weights.data();
+  one.y = y;
+  one.tokens = 4 * kTokens;
+  one.x_stride = one.inputs = kHidden / 4;
+  one.outputs = 4 * kIntermediate;
+  one.dtype = APEXK_FP32;
+  return one;
+}
+
+void check_linear_order() {
+  std::vector<float> y(16 * kTokens * kIntermediate);
+  for (const int node : {0, 1}) {
+    record(layer(y.data()), by_row, node);
+    const auto own = [=](const Entry &e) { return (e.row * 2 >= 4 * kIntermediate) == (node == 1); };
+    NEED(own(downs.front()) && !own(downs.back()));
+  }
 }
 
 // How many row blocks of `expert` ran.
@@ -137,23 +164,28 @@ void check_order() {
 void check_values() {
   const Isa *scalar = nullptr;
   NEED(choose_isa("scalar", &scalar) == APEXK_OK);
+  const auto run = [&](const Machine &here, int threads, const Call &one) {
+    Pool pool(*scalar, threads, here);
+    std::shared_ptr<Job> job;
+    NEED(pool.submit(one, true, nullptr, nullptr, &job) == APEXK_OK);
+    job->wait();
+  };
+  Machine one = machine(unknown);
+  one.nodes.resize(1);
+  std::vector<float> want_y(16 * kTokens * kIntermediate);
+  run(one, 1, layer(want_y.data()));
   for (const int summed : {0, 1}) {
     const size_t floats = static_cast<size_t>(kTokens) * (summed ? 1 : kTopk) * kHidden;
     std::vector<float> want(floats);
-    const auto run = [&](const Machine &here, int threads, std::vector<float> &out) {
-      Pool pool(*scalar, threads, here);
-      std::shared_ptr<Job> job;
-      NEED(pool.submit(call(out.data(), summed), true, nullptr, nullptr, &job) == APEXK_OK);
-      job->wait();
-    };
-    Machine one = machine(unknown);
-    one.nodes.resize(1);
-    run(one, 1, want);
+    run(one, 1, call(want.data(), summed));
     for (const auto homes : {by_expert, by_row}) {
       for (const int threads : {2, 5}) {
         std::vector<float> out(floats);
-        run(machine(homes), threads, out);
+        run(machine(homes), threads, call(out.data(), summed));
         NEED(out == want);
+        std::vector<float> y(want_y.size());
+        run(machine(homes), threads, layer(y.data()));
+        NEED(y == want_y);
       }
     }
   }
@@ -164,6 +196,7 @@ void check_values() {
 int main() {
   fill();
   check_order();
+  check_linear_order();
   check_values();
   printf("memory nodes: as expected\n");
   return 0;

@@ -164,6 +164,105 @@ struct Data {
   }
 };
 
+// A linear layer of `hidden` inputs and `intermediate` outputs: the first expert's gate rows, its first down row as the bias.
+struct Layer {
+  const Data &data;
+  std::vector<double> want;
+  std::vector<char> y;
+
+  explicit Layer(const Data &one) : data(one), y(static_cast<size_t>(one.c.tokens) * one.c.intermediate * one.width) {
+    const size_t K = data.c.hidden, N = data.c.intermediate;
+    for (size_t i = 0; i < data.c.tokens * N; i++) {
+      const double *w = data.weight_values.data() + i % N * K, *row = data.x_values.data() + i / N * K;
+      double sum = data.weight_values[2 * N * K + i % N];
+      for (size_t k = 0; k < K; k++) sum += w[k] * row[k];
+      want.push_back(sum);
+    }
+  }
+
+  apexk_linear_call call() {
+    std::fill(y.begin(), y.end(), static_cast<char>(0xff));  // NaN in every dtype
+    apexk_linear_call call = {};
+    call.x = data.x.data;
+    call.weight = data.weights.data;
+    call.bias = data.weights.data + static_cast<size_t>(2) * data.c.hidden * data.c.intermediate * data.width;
+    call.y = y.data();
+    call.tokens = data.c.tokens;
+    call.x_stride = call.inputs = data.c.hidden;
+    call.outputs = data.c.intermediate;
+    call.dtype = data.c.dtype;
+    return call;
+  }
+
+  double value(size_t index) const {
+    uint32_t u = 0;
+    memcpy(&u, y.data() + index * data.width, data.width);
+    if (data.c.dtype != APEXK_FP16) {
+      float f;
+      u = data.c.dtype == APEXK_BF16 ? u << 16 : u;
+      memcpy(&f, &u, 4);
+      return f;
+    }
+    const int exponent = u >> 10 & 31, digits = u & 1023;
+    if (exponent == 31) return digits ? NAN : INFINITY;
+    const double magnitude = exponent ? ldexp(1024 + digits, exponent - 25) : ldexp(digits, -24);
+    return u & 0x8000u ? -magnitude : magnitude;
+  }
+};
+
+void check_linear(apexk_pool *pool, const Data &data) {
+  const Case &c = data.c;
+  Layer layer(data);
+  apexk_linear_call call = layer.call();
+  NEED(apexk_linear_run(pool, &call, nullptr) == APEXK_OK, "run");
+  double largest = 0;
+  for (const double want : layer.want) largest = fmax(largest, fabs(want));
+  for (size_t i = 0; i < layer.want.size(); i++) {
+    // half a step of rounding, and what float sums lose
+    const double half = c.dtype == APEXK_BF16 ? ldexp(1, -8) : c.dtype == APEXK_FP16 ? ldexp(1, -11) : 0;
+    NEED(fabs(layer.value(i) - layer.want[i]) <= half * fabs(layer.want[i]) + 1e-5 * largest, "T %d K %d N %d %s: output %zu is %g, not %g",
+         c.tokens, c.hidden, c.intermediate, kNames[c.dtype], i, layer.value(i), layer.want[i]);
+  }
+}
+
+void check_linear_rules(apexk_pool *pool, apexk_team_fn team) {
+  const Data data({230, 40, 72, APEXK_BF16});
+  Layer layer(data);
+  const size_t row = static_cast<size_t>(72) * 2;
+  apexk_linear_call call = layer.call();
+  NEED(apexk_linear_run(pool, &call, nullptr) == APEXK_OK, "run");
+  const std::vector<char> want = layer.y;
+  call = layer.call();
+  NEED(apexk_linear_run(pool, &call, team) == APEXK_OK && layer.y == want, "a team gives other bits");
+  call = layer.call();
+  call.x_stride = 80;  // every second token
+  call.tokens = 115;
+  NEED(apexk_linear_run(pool, &call, nullptr) == APEXK_OK, "strided");
+  for (size_t t = 0; t < 115; t++) NEED(memcmp(&layer.y[t * row], &want[2 * t * row], row) == 0, "row %zu depends on others", t);
+
+  for (int broken = 0; broken < 9; broken++) {
+    call = layer.call();
+    const std::vector<char> before = layer.y;
+    apexk_status status = APEXK_BAD_ARGUMENT;
+    switch (broken) {
+      case 0: call.tokens = -1; break;
+      case 1: call.inputs = 0; break;
+      case 2: call.outputs = 0; break;
+      case 3: call.x_stride = 39; break;
+      case 4: call.weight = nullptr; break;
+      case 5: call.y = nullptr; break;
+      case 6: call.dtype = 3; break;
+      case 7: call.bias = static_cast<const char *>(call.bias) + 1, status = APEXK_MISALIGNED; break;
+      case 8: call.tokens = int64_t{1} << 31; break;
+    }
+    NEED(apexk_linear_run(pool, &call, nullptr) == status && layer.y == before, "refusal %d", broken);
+  }
+  call = layer.call();
+  call.tokens = 0;
+  call.x = call.y = nullptr;
+  NEED(apexk_linear_run(pool, &call, team) == APEXK_OK, "no token");
+}
+
 void check_values(apexk_pool *pool, const Case &c) {
   const Data data(c);
   std::vector<float> out(static_cast<size_t>(c.tokens) * kTopk * c.hidden, NAN), again = out;
@@ -203,6 +302,7 @@ void check_values(apexk_pool *pool, const Case &c) {
     const size_t row = static_cast<size_t>(c.hidden) * kTopk;
     NEED(memcmp(again.data(), out.data() + token * row, row * sizeof(float)) == 0, "token %d depends on others", token);
   }
+  check_linear(pool, data);
 }
 
 // As GOMP_parallel, but with fewer threads than asked for where `kMost` says so.
@@ -278,6 +378,7 @@ void check_isa(const char *name) {
   }
   check_jobs(pool);
   check_teams(pool);
+  check_linear_rules(pool, team_of<64>);
   apexk_pool_destroy(pool);
   printf("%s: as expected\n", name);
   fflush(stdout);

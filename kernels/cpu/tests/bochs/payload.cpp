@@ -27,7 +27,7 @@ void print(uint32_t value) {
 }
 
 constexpr int kTokens = 50, kHidden = 136, kIntermediate = 104;
-alignas(64) char block[4 * 3 * kHidden * kIntermediate], x[4 * kTokens * kHidden], packed_x[1 << 18], packed_h[1 << 18], scratch[1 << 20];
+alignas(64) char block[4 * 3 * kHidden * kIntermediate], x[4 * kTokens * kHidden], packed_x[1 << 18], packed_h[1 << 18], scratch[1 << 20], y[4 * kTokens * kHidden];
 float out[kTokens * kHidden], topk_weights[kTokens];
 int32_t pairs[kTokens];
 
@@ -39,6 +39,17 @@ void fill(char *to, int count, int width, uint32_t state) {
     const uint16_t high = static_cast<uint16_t>(bits >> 16);
     __builtin_memcpy(to + i * width, width == 2 ? static_cast<const void *>(&high) : &bits, width);
   }
+}
+
+void print_hash(const void *words, int count) {
+  uint32_t hash = 2166136261u;
+  for (int i = 0; i < count; i++) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, static_cast<const char *>(words) + 4 * i, 4);
+    hash = (hash ^ bits) * 16777619u;
+  }
+  put(' ');
+  print(hash);
 }
 
 void run(const char *name, const apexk::Kernels &kernels, apexk_dtype dtype, int hidden, int intermediate) {
@@ -65,14 +76,20 @@ void run(const char *name, const apexk::Kernels &kernels, apexk_dtype dtype, int
     kernels.pack(call, unit);
     for (int row = 0; row < intermediate; row += 64) kernels.gate_up(call, unit, row, intermediate - row < 64 ? intermediate - row : 64, scratch);
     kernels.down(call, unit, 0, hidden, scratch);
-    uint32_t hash = 2166136261u;
-    for (int i = 0; i < tokens * hidden; i++) {
-      uint32_t bits;
-      __builtin_memcpy(&bits, &out[i], 4);
-      hash = (hash ^ bits) * 16777619u;
-    }
-    put(' ');
-    print(hash);
+    print_hash(out, tokens * hidden);
+
+    apexk_linear_call layer = {};
+    layer.x = x;
+    layer.weight = block;
+    layer.bias = block + 2 * width;  // as good as any
+    layer.y = y;
+    layer.tokens = tokens;
+    layer.x_stride = layer.inputs = hidden;
+    layer.outputs = intermediate;
+    layer.dtype = dtype;
+    kernels.pack_linear(layer, unit);
+    kernels.linear(layer, unit, 0, intermediate, scratch);
+    print_hash(y, tokens * intermediate * width / 4);
   }
   put('\n');
 }
