@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apexk.cli import main
-from apexk.kernels.bench import busy_cpu, cases_cpu_ffn, check_cpu, run
+from apexk.kernels.bench import busy_cpu, cases_cpu_ffn, cases_cpu_linear, check_cpu, run
 from apexk.kernels.bench.against import competitors
 from apexk.kernels.bench.registry import select
 from apexk.kernels.cpu import library
@@ -17,7 +17,7 @@ from apexk.kernels.triton.shapes import MoeShape
 def test_check_finds_no_fault(capsys):
     assert check_cpu.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("ok") for line in lines) == 9 * sum(library.isa_names().values())
+    assert sum(line.startswith("ok") for line in lines) == 2 * 9 * sum(library.isa_names().values())
 
 
 def test_check_reports_a_fault(capsys, monkeypatch):
@@ -34,6 +34,18 @@ def test_benchmark_case_is_right(monkeypatch, provider, dtype):
     call = case.make("cpu")
     assert call.bytes > 6 * 3 * 64 * 32 * dtype.itemsize, "all experts are read, in this dtype"
     call.run()
+    assert call.error() <= case.allowed_error
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("provider", ["cpu-", "torch"])
+def test_linear_benchmark_case_is_right(monkeypatch, provider, dtype):
+    monkeypatch.setattr(cases_cpu_linear, "ALL_COPIES", 4 * 65 * 100 * 2)
+    case = next(c for c in cases_cpu_linear.cases() if c.provider.startswith(provider) and c.dtype == dtype and (c.shape["layer"], c.shape["tokens"]) == ("odd", 16))
+    call = case.make("cpu")
+    assert (call.flops, call.bytes) == (2 * 16 * 65 * 100, 2 * (65 * 100 + 16 * 165))
+    for _ in range(5):
+        call.run()
     assert call.error() <= case.allowed_error
 
 
