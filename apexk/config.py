@@ -18,6 +18,7 @@ from apexk.store.capacity import Capacity, Room, parse, resolve
 DEVICES = ("virtual", "cpu", "cuda")
 TRANSFERS = ("copy_engine", "sm_gather")
 PAYLOADS = ("plain", "int8", "int4")
+DENSE = ("kernels", "torch")
 MOST = (1 << 31) - 1  # of any whole number: what the arrays that it sizes can be asked for
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
@@ -58,7 +59,10 @@ class ApexConfig:
         virtual device only. The CPU computes from the plain weights.
     hardware: name or path of the hardware file that a virtual device is timed by and cost models start from.
     arithmetic: the virtual GPU half's, "reference" (of the Triton kernels) or "same" (the CPU kernels on both halves:
-        results are then bitwise independent of policy and pool).
+        results are then bitwise independent of policy and pool, and with `dense="torch"`, which "same" implies, the same on
+        device "cpu").
+    dense: with device "cpu" linear layers of bf16 or fp16 outside the experts: "kernels" (the CPU kernels: sums in another order than
+        torch's) | "torch" (also where a gradient may be wanted, and under autocast). float32 layers are left to torch.
     part_tokens: a longer input is planned and copied for once and computed in parts of this many tokens, which bounds the memory of its rows.
     threads: of the CPU kernels; None: as many as this process may use.
     timeline: path of the `timeline.jsonl` to write; None keeps none.
@@ -80,6 +84,7 @@ class ApexConfig:
     payload: str = "plain"
     hardware: str | Path = "a6000-paper"
     arithmetic: str = "reference"
+    dense: str = "kernels"
     part_tokens: int = 2048
     threads: int | None = None
     timeline: str | Path | None = None
@@ -123,6 +128,10 @@ class ApexConfig:
         if self.payload != PAYLOADS[0] and self.device != "virtual":
             why = "has no expert slots to fill" if self.device == "cpu" else "copies plain weights only"
             raise ValueError(f"payload is {self.payload!r}, but device {self.device!r} {why}: leave it out, or take device 'virtual'")
+        if self.dense not in DENSE:
+            raise ValueError(f"dense is {self.dense!r}; there are {', '.join(DENSE)}")
+        if self.dense != DENSE[0] and self.device != "cpu":
+            raise ValueError(f"dense is {self.dense!r}, as it always is with device {self.device!r}: leave it out, or take device 'cpu'")
         parse(self.pool)
         for name, lowest in (("threads", 1), ("seed", 0), ("part_tokens", 1), ("context_tokens", 1), ("gpus", 1)):
             value = getattr(self, name)

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policies", type=words, default="apex", help="comma-separated (default: apex)")
     parser.add_argument("--pools", type=words, default="auto", help="expert slots per layer, comma-separated (default: auto)")
     parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
+    parser.add_argument("--dense", default="kernels", help="with device cpu, 16-bit linear layers outside the experts: kernels (default) or torch")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
     parser.add_argument("--plain", default="", help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
     parser.add_argument("--threads", type=whole(), help="of the CPU kernels and of torch (default: all that this process may use)")
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(args.batch, args.prompt, args.tokens, args.repeats, args.beams, args.seed)
     policies, pools, plain = args.policies, args.pools, words(args.plain) if args.plain else []
     hardware.load(args.hardware)
-    config = ApexConfig(device=args.device, hardware=args.hardware, threads=args.threads)
+    config = ApexConfig(device=args.device, dense=args.dense, hardware=args.hardware, threads=args.threads)
     for policy, pool in itertools.product(policies, pools):
         replace(config, policy=policy, pool=pool)  # refuses bad ones
 

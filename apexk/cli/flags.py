@@ -60,6 +60,7 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="apex", help="see apexk policies (default: apex)")
     parser.add_argument("--pool", default="auto", help="expert slots per layer, a size such as 8GiB, or auto (default)")
     parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
+    parser.add_argument("--dense", default="kernels", help="with device cpu, 16-bit linear layers outside the experts: kernels (default) or torch")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
     parser.add_argument("--threads", type=whole(), help="of the CPU kernels (default: all that this process may use)")
     parser.add_argument("--timeline", type=out_file, metavar="OUT", help="write a timeline.jsonl here")
@@ -69,4 +70,4 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
 def config_of(args: argparse.Namespace) -> ApexConfig:
     """Raises ValueError for a flag that does not fit."""
     hardware.load(args.hardware)
-    return ApexConfig(policy=args.policy, pool=args.pool, device=args.device, hardware=args.hardware, threads=args.threads, timeline=args.timeline)
+    return ApexConfig(policy=args.policy, pool=args.pool, device=args.device, dense=args.dense, hardware=args.hardware, threads=args.threads, timeline=args.timeline)
