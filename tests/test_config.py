@@ -59,7 +59,7 @@ def test_fit_and_plans_of_benchmarks_refuse_too(value):
 
 #: field that is one of some words -> what it may be; `evict` and `cost` may also stand in the policy's parentheses
 WORDS = {
-    "device": "virtual", "transfer": "copy_engine", "payload": "plain", "hardware": "a6000-paper", "arithmetic": "reference", "policy": "apex",
+    "device": "virtual", "transfer": "copy_engine", "payload": "plain", "hardware": "a6000-paper", "arithmetic": "reference", "dense": "kernels", "policy": "apex",
     "cost": "rates", "evict": "lru", "resident_first": False, "in_flight": "abort", "prefetch_protects": "in_use", "pool_scope": "layer",
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from apexk.config import ApexConfig, Setting
 from apexk.device.base import Device
 from apexk.engine.runtime import Engine
 from apexk.hardware import Hardware
+from apexk.hf import dense
 from apexk.hf.adopt import StoreViews
 from apexk.hf.forward import uninstall
 from apexk.hf.gpu import Placement
@@ -31,6 +32,7 @@ class Handle:
         self.model, self.config, self.settings, self.hardware, self.capacity = model, config, settings, hardware, capacity
         self.engine: Engine | None = None
         self.placement: Placement | None = None  # of everything else, on a GPU
+        self.dense: list[nn.Linear] = []  # that the CPU kernels compute
         self._experts, self._views, self._store, self._device, self._timeline = experts, views, store, device, timeline
         self._restored = False
         self._lock = threading.RLock()  # a signal handler may restore while a restore runs
@@ -45,6 +47,7 @@ class Handle:
             if self._restored:
                 return
             uninstall(self._experts)
+            dense.uninstall(self.dense, self)
             try:
                 self._device.close()  # its copies read the store
             finally:
@@ -107,6 +110,7 @@ class Handle:
             },
             "config": {
                 "policy": self.config.policy, "pool": self.capacity.slots, "payload": self.config.payload, "arithmetic": self.config.arithmetic,
+                "dense_layers": len(self.dense),
                 "seed": self.config.seed, "popularity": self.config.popularity is not None, "threads": ffn.threads, "cpu_isa": ffn.isa,
                 "settings": {name: {"value": s.value, "source": s.source} for name, s in self.settings.items()},
             },

@@ -15,7 +15,7 @@ from apexk.device.halves import Halves
 from apexk.device.ranged import RangedDevice
 from apexk.device.virtual import VirtualDevice
 from apexk.engine.runtime import Engine, EngineSettings
-from apexk.hf import gpu
+from apexk.hf import dense, gpu
 from apexk.hf.adopt import StoreViews
 from apexk.hf.forward import BlockForward, ExpertsForward, install, is_replaced, swapped_by
 from apexk.hf.handle import Handle
@@ -85,6 +85,8 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
             device = RangedDevice(device, ranges)
         views = StoreViews(experts, store)
         handle = Handle(model, config, settings, machine, experts, views, store, device, timeline, capacity)
+        if config.device == "cpu" and config.dense == "kernels" and config.arithmetic != "same":
+            handle.dense = dense.layers(model, experts)
         timeline.header(**handle.header())
         undo.callback(handle.restore)
         views.adopt(filled=filled is not None)
@@ -99,6 +101,8 @@ def take_over(model: nn.Module, config: ApexConfig, filled: HostStore | None = N
         kind = ExpertsForward if experts.family.experts_only else BlockForward
         for layer in range(shape.layers):
             install(kind(handle.engine, experts, views, layer, handle), experts, layer)
+        if handle.dense:
+            dense.install(handle.dense, device.halves.ffn, handle)
         undo.pop_all()
     return handle
 

@@ -22,7 +22,9 @@ def linear(ffn: HostFFN, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     error = unfit(x, weight, bias)
     if error is not None:
         raise error
-    return compute(ffn, x, weight, bias, with_torch=with_torch)
+    y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    compute(ffn, x, weight, bias, y, with_torch=with_torch)
+    return y
 
 
 def unfit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Exception | None:
@@ -46,12 +48,10 @@ def unfit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> E
     return None
 
 
-def compute(ffn: HostFFN, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, with_torch: bool = False) -> torch.Tensor:
-    """`linear` of what has been found to fit."""
+def compute(ffn: HostFFN, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, *, with_torch: bool = False) -> None:
+    """`linear` of what has been found to fit, into `y`: contiguous, of x's dtype, T x N elements in whatever shape."""
     (tokens, inputs), outputs = x.shape, weight.shape[0]
-    y = torch.empty((tokens, outputs), dtype=x.dtype)
     # in the order of the struct's fields
     call = lib.LinearCall(x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
                           tokens, max(x.stride(0), inputs), inputs, outputs, DTYPES[x.dtype])  # fmt: skip
     raise_for(ffn.call_linear(byref(call), with_torch))
-    return y

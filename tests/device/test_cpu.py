@@ -22,7 +22,7 @@ def test_bitwise_the_virtual_device_with_the_same_arithmetic(trained, dtype):
     model, tokenizer = trained(dtype)
     batch = tokenizer(demo.prompts(3), return_tensors="pt", padding=True)
     logits = []
-    for config in (apexk.ApexConfig(device="cpu"), apexk.ApexConfig(pool=8, arithmetic="same")):
+    for config in (apexk.ApexConfig(device="cpu", arithmetic="same"), apexk.ApexConfig(pool=8, arithmetic="same")):
         with apexk.swap(model, config), torch.no_grad():
             logits.append(model(**batch).logits)
     assert torch.equal(*logits)

@@ -86,6 +86,8 @@ def test_bad_input_is_refused_and_changes_nothing(make, config, said, native_thr
         ({"threads": 0}, "threads"),
         ({"device": "tpu"}, "virtual"),
         ({"arithmetic": "exact"}, "arithmetic"),
+        ({"dense": "mkl", "device": "cpu"}, "kernels, torch"),
+        ({"dense": "torch"}, "device 'cpu'"),
         ({"in_flight": "wait"}, "in_flight"),
         ({"cost": "cubic"}, "cost"),
         ({"utility_decay": 1.5}, "utility_decay"),
