@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import argparse
 import errno
+import fnmatch
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+OF_A_MODEL = ("config.json", "generation_config.json", "*.safetensors", "*.index.json", "tokenizer*")
 
-def out_file(text: str) -> Path:
+
+class Written(type(Path())):
+    """A place that a command will write to. `holds`: of a folder, patterns of the names of the files there; `adds`: what a file holds stays in it."""
+
+    holds: tuple[str, ...] = ()
+    adds = False
+
+
+def apart(written: Sequence[tuple[str, Written]], read: Sequence[tuple[str, str]]) -> None:
+    """ValueError where two of a command's outputs are one file, or an output one of its inputs, each given with what a person calls it. A pipe or a
+    terminal takes any number."""
+    files = [(name, path) for name, path in written if not path.exists() or path.is_file() or path.is_dir()]
+    for i, (name, path) in enumerate(files):
+        for other, second in files[:i]:
+            if _meet(path, second) or _meet(second, path):
+                raise ValueError(f"{other} is {second} and {name} is {path}: one would be written over the other")
+        for other, given in read:
+            if not path.adds and (os.path.isfile(given) and _meet(path, Path(given)) or _is_part(path, given)):
+                raise ValueError(f"{name} is {path}: what {other} names would be written over")
+
+
+def _meet(path: Path, other: Path) -> bool:
+    """Whether the two are the same place, or `path` is a folder where `other` would be one of its own files."""
+    real, second = os.path.realpath(path), os.path.realpath(other)
+    return real == second or (os.path.dirname(second) == real and any(fnmatch.fnmatch(os.path.basename(second), one) for one in getattr(path, "holds", ())))
+
+
+def _is_part(path: Path, folder: str) -> bool:
+    """Whether the file `path` is one that makes the folder a model's."""
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder) and any(fnmatch.fnmatch(path.name, one) for one in OF_A_MODEL)
+
+
+def out_file(text: str) -> Written:
     """The type of a flag that names a file to write; nothing is left there. Raises OSError where it could not be written, before anything has run."""
     path = _path(text)
     if path.is_dir() or not path.name:
@@ -26,10 +60,17 @@ def out_file(text: str) -> Path:
     return path
 
 
+def added_file(text: str) -> Written:
+    """As `out_file`, of a file that is added to."""
+    path = out_file(text)
+    path.adds = True
+    return path
+
+
 PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 
 
-def picture_file(text: str) -> Path:
+def picture_file(text: str) -> Written:
     """As `out_file`, of a picture, whose form the end of its name says: PNG where it has none. Raises argparse.ArgumentTypeError for others."""
     path = out_file(text)
     if path.suffix and path.suffix[1:].lower() not in PICTURES:
@@ -37,25 +78,27 @@ def picture_file(text: str) -> Path:
     return path
 
 
-def out_folder(text: str) -> Path:
-    """The type of a flag that names a folder to write into, which need not be there yet. Raises as `out_file` does; makes nothing."""
+def out_folder(text: str, holds: Sequence[str] = ()) -> Written:
+    """The type of a flag that names a folder to write into, which need not be there yet: files whose names have the patterns `holds`.
+    Raises as `out_file` does; makes nothing."""
     path = _path(text)
     there = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
     if not there.is_dir():
         raise NotADirectoryError(f"{path} cannot be made: {there} is no folder")
     with writing(there / f"{path.name}.x", keep=False):
         pass
+    path.holds = tuple(holds)
     return path
 
 
-def _path(text: str) -> Path:
+def _path(text: str) -> Written:
     try:
         os.lstat(text or ".")
     except (FileNotFoundError, NotADirectoryError):
         pass
     except ValueError as error:  # a NUL
         raise FileNotFoundError(f"{text!r} cannot be written: {error}") from error
-    return Path(text)
+    return Written(text)
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
+from apexk.arguments import Parser
 from apexk.outputs import out_file, out_folder, picture_file, worded, write_json, write_text
 from apexk.timeline import Recording
 
@@ -104,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=out_file, metavar="OUT", help="also write every line of every layer and step here")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write totals, layers and findings here")
     parser.add_argument("--plot", type=picture_file, metavar="PNG", help="also draw a warm decode step here")
-    parser.add_argument("--plots", type=out_folder, metavar="DIR", help="also draw every picture into this folder")
+    parser.add_argument("--plots", type=partial(out_folder, holds=("*.png",)), metavar="DIR", help="also draw every picture into this folder")
     parser.add_argument("--dark", action="store_true", help="pictures for a dark screen")
     parser.add_argument("--html", type=out_file, metavar="OUT", help="also write tables, pictures and settings as one page that needs no network")
     parser.add_argument("--trace", type=out_file, metavar="OUT", help="also write a trace for ui.perfetto.dev here")
@@ -167,7 +169,7 @@ def _draw(recording: Recording, path: str, options: argparse.Namespace, phases) 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="profiling.report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="profiling.report", description=__doc__.splitlines()[0])
     add_arguments(parser)
     try:
         return run(parser.parse_args(arguments))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from apexk.arguments import Parser
 from apexk.inputs import reading
 from apexk.outputs import picture_file, save_figure, worded
 
@@ -104,7 +104,7 @@ def _roofs(axes, look, roofs: list[dict], low: float, high: float) -> list:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels plot", description=__doc__.splitlines()[0])
+    parser = Parser(prog="apexk kernels plot", description=__doc__.splitlines()[0])
     parser.add_argument("rows", type=Path, help="what `apexk kernels bench --jsonl` or --json wrote")
     parser.add_argument("png", type=picture_file, help="where to draw them")
     parser.add_argument("--device", help="as in the rows; default: the first")

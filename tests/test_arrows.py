@@ -51,7 +51,7 @@ ALLOWED = {
     "profiling/gpu_suite/": {"torch", "triton", "apexk"},
 }
 #: of the standard library alone, for every room
-ANYWHERE = {"apexk.inputs", "apexk.outputs", "apexk.workers"}
+ANYWHERE = {"apexk.arguments", "apexk.inputs", "apexk.outputs", "apexk.workers"}
 #: packages that one file alone may import
 ONLY_IN = {"nvtx": "apexk/nvtx.py", "cupy": "apexk/device/cuda_runtime.py"}
 

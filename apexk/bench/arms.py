@@ -13,11 +13,10 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
+from apexk.bench.plan import check_plain
 from apexk.config import ApexConfig
 from apexk.hf.handle import Handle
 from apexk.hf.swap import swap
-
-PLAIN = ("eager", "batched_mm", "grouped_mm")
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def arms(config: ApexConfig, policies: list[str], pools: list, plain: list[str])
         made = [Arm("apexk", replace(config, policy=policies[0]))]
     else:
         made = [Arm(f"{policy}/pool={pool}", replace(config, policy=policy, pool=pool)) for policy in policies for pool in pools]
+    check_plain(plain)
     for name in plain:
-        if name != "accelerate" and name not in PLAIN:
-            raise ValueError(f"no plain arm {name!r}; there are {', '.join((*PLAIN, 'accelerate'))}")
         made.append(Arm("accelerate") if name == "accelerate" else Arm(f"hf/{name}", implementation=name))
     return made

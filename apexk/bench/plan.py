@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+PLAIN = ("eager", "batched_mm", "grouped_mm", "accelerate")
+
+
+def check_plain(names: Sequence[str]) -> None:
+    """Raises ValueError for a name that no arm of the library alone has."""
+    for name in names:
+        if name not in PLAIN:
+            raise ValueError(f"no plain arm {name!r}; there are {', '.join(PLAIN)}")
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -9,7 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from apexk.bench.named import DTYPES as NAMES
+from apexk.bench.named import check_model
+
+DTYPES = {name: getattr(torch, name) for name in NAMES}
 
 
 @dataclass
@@ -32,10 +35,7 @@ def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | No
     """`name`: a folder, "demo", or "random:SHAPE" (with `layers` sparse layers, and `changes` to its configuration). `plain=False` leaves a folder's model out:
     the caller loads it with `apexk.load`. Raises ValueError or FileNotFoundError that say what there is.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; there are {', '.join(DTYPES)}")
-    if (layers is not None or changes) and not name.startswith("random:"):
-        raise ValueError(f"layers or changes came for {name!r}, which has its own: only random:SHAPE can be changed")
+    check_model(name, dtype=dtype, layers=layers, changed=bool(changes))
     if name == "demo":
         from apexk.demo.model import load
 
@@ -47,8 +47,6 @@ def open_model(name: str = "demo", *, dtype: str | None = None, layers: int | No
         told = [f"{layers} layers"] * bool(layers) + [f"{key} {value}" for key, value in (changes or {}).items()]
         return Source(model, None, ", ".join([name, *told]), random=True)
     folder = Path(name)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{name}: no folder with a config.json; wanted one, or demo, or random:SHAPE (apexk fit lists shapes)")
     AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)  # refused before the weights are read
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left", trust_remote_code=trust_remote_code)
     if not any((folder / file).is_file() for file in tokenizer.vocab_files_names.values()):

@@ -6,7 +6,6 @@ lacks, 130 interrupted, 128 and the signal's number ended by one.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 import apexk
+from apexk.arguments import Parser
 from apexk.cli.progress import Stream
 from apexk.outputs import misplaced, worded
 
@@ -118,7 +118,7 @@ def module(verb: str) -> ModuleType:
 
 
 def _run(argv: list[str], asked: str | None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk", description="Mixture-of-Experts inference with experts in host memory.")
+    parser = Parser(prog="apexk", description="Mixture-of-Experts inference with experts in host memory.")
     parser.add_argument("--version", action="version", version=f"apexk {apexk.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, text in VERBS.items():

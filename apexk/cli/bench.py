@@ -9,10 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from apexk import hardware
-from apexk.bench.plan import Plan
-from apexk.cli import DONE, LACKING
-from apexk.cli.flags import whole, wholes, words
+from apexk.arguments import whole, wholes, words
+from apexk.bench.named import check_model
+from apexk.bench.plan import Plan, check_plain
+from apexk.bench.prompts import read_prompts
+from apexk.cli import DONE
 from apexk.cli.progress import table
 from apexk.config import ApexConfig
 from apexk.outputs import out_file, write_json, writing
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="virtual", help="virtual (modelled, default), cpu or cuda")
     parser.add_argument("--dense", default="kernels", help="with device cpu, 16-bit linear layers outside the experts: kernels (default) or torch")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of a virtual device (default: a6000-paper)")
-    parser.add_argument("--plain", default="", help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
+    parser.add_argument("--plain", type=words, default=[], help="arms of the library alone, comma-separated: eager, batched_mm, grouped_mm, accelerate")
     parser.add_argument("--threads", type=whole(), help="of the CPU kernels and of torch (default: all that this process may use)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of random weights and random prompts (default: 0)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write everything here")
@@ -46,28 +47,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plan = Plan(args.batch, args.prompt, args.tokens, args.repeats, args.beams, args.seed)
-    policies, pools, plain = args.policies, args.pools, words(args.plain) if args.plain else []
-    hardware.load(args.hardware)
+    policies, pools = args.policies, args.pools
     config = ApexConfig(device=args.device, dense=args.dense, hardware=args.hardware, threads=args.threads)
     for policy, pool in itertools.product(policies, pools):
         replace(config, policy=policy, pool=pool)  # refuses bad ones
+
+    check_plain(args.plain)
+    check_model(args.model, dtype=args.dtype, layers=args.layers, changed=args.vocabulary is not None)
+    plan = replace(plan, prompts=read_prompts(args.workload)) if args.workload else plan
 
     import torch
 
     from apexk.bench.arms import arms
     from apexk.bench.bench import bench, throughput
     from apexk.bench.source import open_model
-    from apexk.bench.workload import MissingPackage, read_prompts
 
     def say(text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    chosen = arms(config, policies, pools, plain)
-    try:
-        plan = replace(plan, prompts=read_prompts(args.workload)) if args.workload else plan
-    except MissingPackage as error:
-        print(f"apexk bench: {error}", file=sys.stderr)
-        return LACKING
+    chosen = arms(config, policies, pools, args.plain)
     if args.threads:
         torch.set_num_threads(args.threads)
     source = open_model(args.model, dtype=args.dtype, layers=args.layers, seed=args.seed,

@@ -6,8 +6,9 @@ import argparse
 import re
 import sys
 
+from apexk.arguments import whole
 from apexk.cli import DONE
-from apexk.cli.flags import add_session_arguments, config_of, whole
+from apexk.cli.flags import add_session_arguments, config_of
 from apexk.cli.progress import told
 
 HELP = "an empty line or Ctrl-D ends; /clear forgets the conversation; /stats tells what ran"

@@ -7,15 +7,15 @@ import itertools
 import os
 import sys
 
+from apexk.arguments import whole, wholes, words
 from apexk.cli import DONE
-from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar
-from apexk.cli.simulate import split_policies
 from apexk.outputs import out_file, picture_file, write_json, write_text, writing
+from apexk.sim.named import check_named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", default="all", help="all (default), or comma-separated names; any policy can be named as apexk simulate does")
+    parser.add_argument("--systems", type=words, default="all", help="all (default), or comma-separated names; any policy can be named as apexk simulate does")
     parser.add_argument("--trace", action="append", default=[], metavar="PATH", help="a .trace.npz or sample:NAME in place of the presets; may be given again")
     parser.add_argument("--preset", type=words, default="mmlu-like,sticky,diverse-tokens", help="comma-separated generator presets (default: %(default)s)")
     parser.add_argument("--model", default="qwen3_5", help="qwen3_5, qwen3_next, glm_4_5_air (default: qwen3_5); costs scale with another model's expert bytes")
@@ -33,12 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from apexk.compare.systems import chosen
+
+    systems = chosen(args.systems)
+    check_named(machines=args.hardware, traces=args.trace, presets=args.preset, model=args.model)
+
     from apexk.compare import report
     from apexk.compare.measure import Place, compare
-    from apexk.compare.systems import chosen
     from apexk.compare.workload import Workload
 
-    systems = chosen(split_policies(args.systems))
     sizes = {"batch": args.batch, "prompt": args.prompt, "steps": args.steps}
     works = [Workload(path=path, prompt=args.prompt) for path in args.trace] or [Workload(preset, args.model, **sizes) for preset in args.preset]
     places = [Place(work, machine, pool, args.model != "qwen3_5") for work, machine, pool in itertools.product(works, args.hardware, args.pool)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
+from apexk.arguments import whole, words
 from apexk.cli import DONE, FAILED
-from apexk.cli.flags import whole, words
+from apexk.config import ApexConfig
 from apexk.outputs import out_file, out_folder, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=out_folder, default="out", help="folder for timeline.jsonl, summary.json, timeline.png (default: out)")
+    parser.add_argument("--out", type=partial(out_folder, holds=("timeline.jsonl", "summary.json", "timeline.png")), default="out", help="folder for timeline.jsonl, summary.json, timeline.png (default: out)")
     parser.add_argument("--json", type=out_file, help="also write the result as JSON to this file")
     parser.add_argument("--seed", type=whole(0), default=0, help="draws the prompts (default: 0)")
     parser.add_argument("--pool", type=whole(0), default=12, help="expert slots per layer, 0..32 (default: 12)")
@@ -25,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for policy in args.policies:
+        ApexConfig(policy=policy, pool=args.pool, device=args.device, hardware=args.hardware)  # refuses bad ones
+
     from apexk.demo.run import run as run_demo
 
     args.out.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import apexk
 from apexk.cli import DONE
 from apexk.cli.progress import gib
+from apexk.hardware import load
 from apexk.outputs import out_file, write_text
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "triton", "cupy", "nvtx", "accelerate", "pyarrow", "matplotlib")
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    load(args.hardware)
     found = examine(args.hardware)
     text = json.dumps(found, indent=1)
     if args.json == "-":
@@ -129,10 +131,9 @@ def _gpus(problems: list[str]) -> list[dict]:
 
 def _settings(hardware: str) -> dict:
     """Each field of a default `ApexConfig` with its value and source."""
-    from apexk import hardware as files
     from apexk.config import ApexConfig
 
     config = ApexConfig(hardware=hardware)
-    chosen = config.settings(files.load(hardware))
+    chosen = config.settings(load(hardware))
     plain = {f.name: {"value": getattr(config, f.name), "source": "default"} for f in fields(config) if f.name not in chosen}
     return plain | {name: {"value": s.value, "source": s.source} for name, s in chosen.items()}

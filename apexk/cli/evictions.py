@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from apexk.arguments import whole, wholes, words
 from apexk.cli import DONE
-from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import table
 from apexk.outputs import out_file, write_json
+from apexk.sim.named import check_named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from apexk.sim.evictions import study
-    from apexk.sim.generate import MODELS, PRESETS
+    check_named(machines=args.hardware, presets=args.preset, model=args.model)
 
-    for what, value, known in (("--model", args.model, MODELS), *(("--preset", p, PRESETS) for p in args.preset)):
-        if value not in known:
-            raise ValueError(f"{what} is {value!r}; there are {', '.join(known)}")
+    from apexk.sim.evictions import study
+
     found = list(study(args.preset, args.hardware, args.seeds, model=args.model, layers=args.layers, batch=args.batch,
                        pool=args.pool, steps=args.steps))
     rules = list(found[0].ms)

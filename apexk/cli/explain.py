@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from apexk import hardware
+from apexk.arguments import whole
 from apexk.cli import DONE
-from apexk.cli.flags import whole
 from apexk.cli.progress import bar
 from apexk.outputs import out_file, write_json
+from apexk.sim.named import check_named
+from apexk.timeline import read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,20 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from apexk import hardware
-    from apexk.sim.explain import explain, show
-
     if args.timeline and args.trace:
         raise ValueError(f"--timeline is {args.timeline} and --trace is {args.trace}: a decision is of one of them")
+    check_named(machines=[args.hardware] if args.hardware else [], policies=[args.policy], traces=[args.trace] if args.trace else [], presets=[args.preset])
     if args.timeline:
-        from apexk.timeline import read
-
         recording = read(args.timeline)
         named = args.hardware or recording.header["hardware"]
         rows, machine = recording.rows, hardware.load(named) if args.hardware or named in hardware.names() else None
     else:
         machine = hardware.load(args.hardware or "a6000-paper")
         rows = _simulated(args, machine)
+
+    from apexk.sim.explain import explain, show
+
     found = explain(rows, args.step, args.layer, machine)
     print(show(found))
     if args.json:

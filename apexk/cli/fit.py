@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 
+from apexk import hardware
+from apexk.arguments import whole
+from apexk.bench.named import check_shape
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import whole
+from apexk.cli.flags import memory
 from apexk.cli.progress import gib, table
 from apexk.outputs import out_file, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a local folder with config.json (and safetensors files, if there are any), or a known shape such as qwen3.5-35b-a3b")
-    parser.add_argument("--gpu-memory", metavar="BYTES", help="of a GPU, such as 48GiB (default: the GPU's that is here)")
+    parser.add_argument("--gpu-memory", type=memory, metavar="BYTES", help="of a GPU, such as 48GiB (default: the GPU's that is here)")
     parser.add_argument("--context", type=whole(), default=8192, help="tokens a sequence (default: 8192)")
     parser.add_argument("--batch", type=whole(), default=1, help="sequences at once (default: 1)")
     parser.add_argument("--hardware", default="a6000-paper", help="name or path of the hardware file that speeds are modelled on (default: a6000-paper)")
@@ -23,20 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_shape(args.model)
+    hardware.load(args.hardware)
+
     import torch
 
     from apexk.fit.fit import fit, quiet, subject
-    from apexk.store.capacity import parse
 
-    given = None
-    if args.gpu_memory is not None:
-        with suppress(ValueError):  # which would speak of a pool
-            given = parse(args.gpu_memory).bytes
-        if not given:
-            raise ValueError(f"--gpu-memory is {args.gpu_memory!r}; wanted bytes with a unit, such as 48GiB")
     with quiet():
         about = subject(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code)
-        result = fit(about, machine=args.hardware, gpu_bytes=given, context=args.context, batch=args.batch)
+        result = fit(about, machine=args.hardware, gpu_bytes=args.gpu_memory, context=args.context, batch=args.batch)
     if args.json:
         write_json(args.json, result)
     print(show(result))

@@ -1,55 +1,14 @@
-"""What verbs' flags share: numbers, and how a model is run. Imports no torch, so that a bad word is refused at once."""
+"""The flags that say how a model is run. Imports no torch, so that a bad word is refused at once."""
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 
-from apexk import hardware
-from apexk.config import MOST, ApexConfig
+from apexk.arguments import whole
+from apexk.bench.named import DTYPES, check_model
+from apexk.config import ApexConfig
 from apexk.outputs import out_file
-
-DTYPES = ("float32", "bfloat16", "float16")
-
-
-def whole(least: int = 1) -> Callable[[str], int]:
-    """The type of a flag that wants a whole number of at least `least`."""
-
-    def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or not least <= value <= MOST:
-            raise argparse.ArgumentTypeError(f"{text!r}; wanted a whole number from {least} to {MOST}")
-        return value
-
-    return number
-
-
-def wholes(least: int = 1) -> Callable[[str], list[int]]:
-    """The type of a flag that wants such numbers, comma-separated."""
-    return lambda text: [whole(least)(word) for word in text.split(",")]
-
-
-def positive(text: str) -> float:
-    """The type of a flag that wants a number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted a number above 0")
-    return value
-
-
-def words(text: str) -> list[str]:
-    """The type of a flag that wants names, comma-separated."""
-    found = [word.strip() for word in text.split(",")]
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted names, comma-separated")
-    return found
+from apexk.store.capacity import parse
 
 
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +26,18 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run model code that lies in the folder")
 
 
+def memory(text: str) -> int:
+    """The type of a flag that wants bytes with a unit."""
+    try:
+        found = parse(text).bytes
+    except ValueError:  # which would speak of a pool
+        found = None
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}; wanted bytes with a unit, such as 48GiB")
+    return found
+
+
 def config_of(args: argparse.Namespace) -> ApexConfig:
-    """Raises ValueError for a flag that does not fit."""
-    hardware.load(args.hardware)
+    """Raises ValueError or FileNotFoundError for a flag that does not fit, the model's among them."""
+    check_model(args.model, dtype=args.dtype, layers=args.layers)
     return ApexConfig(policy=args.policy, pool=args.pool, device=args.device, dense=args.dense, hardware=args.hardware, threads=args.threads, timeline=args.timeline)

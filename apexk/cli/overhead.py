@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from apexk.arguments import whole, words
 from apexk.cli import DONE
-from apexk.cli.flags import whole, words
 from apexk.cli.progress import table
 from apexk.outputs import out_file, write_json
+from apexk.policy import registry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for policy in args.policy:
+        registry.check(policy)
+
     from apexk.overhead.measure import rows
 
     found = list(rows(args.policy, args.repeats))

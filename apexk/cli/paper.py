@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
+from apexk.arguments import whole, wholes
 from apexk.cli import DONE, FAILED
-from apexk.cli.flags import whole, wholes
 from apexk.cli.progress import bar, table
 from apexk.outputs import out_file, out_folder, write_json
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=wholes(0), default="0,1,2", help="of the rows with a band (default: 0,1,2)")
     parser.add_argument("--jobs", type=whole(), default=min(2, os.cpu_count() or 1), help="processes (default: up to 2)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="also write every row here")
-    parser.add_argument("--draw", type=out_folder, metavar="DIR", help="draw the figures into this folder")
+    parser.add_argument("--draw", type=partial(out_folder, holds=("*.png", "*.timeline.jsonl")), metavar="DIR", help="draw the figures into this folder")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from dataclasses import asdict
 
+from apexk.arguments import whole, words
+from apexk.bench.named import DTYPES
 from apexk.cli import DONE
-from apexk.cli.flags import DTYPES, whole, words
 from apexk.cli.progress import table
 from apexk.outputs import out_file, write_json
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, replace
 
+from apexk.arguments import whole, words
+from apexk.bench.named import check_shape
 from apexk.cli import DONE, LACKING
-from apexk.cli.flags import whole, words
+from apexk.cli.flags import memory
 from apexk.cli.progress import gib, table
 from apexk.outputs import out_file, write_json
+from apexk.sim import popularity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a local folder with config.json, or a known shape such as qwen3.5-35b-a3b")
     parser.add_argument("--systems", type=words, default="flexgen,moe_lightning,cox_moe", help="comma-separated (default: all three)")
     parser.add_argument("--machine", default="a6000", help="whose roofs, from data sheets: a6000, a6000-amx (default: a6000)")
-    parser.add_argument("--gpu-memory", metavar="BYTES", help="such as 24GiB (default: the machine's)")
-    parser.add_argument("--host-memory", metavar="BYTES", help="such as 128GiB (default: the machine's)")
+    parser.add_argument("--gpu-memory", type=memory, metavar="BYTES", help="such as 24GiB (default: the machine's)")
+    parser.add_argument("--host-memory", type=memory, metavar="BYTES", help="such as 128GiB (default: the machine's)")
     parser.add_argument("--prompt", type=whole(), default=512, help="tokens of a request's prompt (default: 512)")
     parser.add_argument("--new", type=whole(), default=128, help="tokens that it generates (default: 128)")
     parser.add_argument("--most", type=whole(), default=1024, help="requests at once, at most (default: 1024)")
@@ -28,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
-
     from apexk.planners import MACHINES, PLANNERS, Load, NoRoom
 
     unknown = [name for name in args.systems if name not in PLANNERS]
@@ -37,8 +38,14 @@ def run(args: argparse.Namespace) -> int:
         what, there = (unknown[0], PLANNERS) if unknown else (args.machine, MACHINES)
         raise ValueError(f"there is no planner or machine {what!r}; there are {', '.join(there)}")
     sizes = {"gpu_bytes": args.gpu_memory, "host_bytes": args.host_memory}
-    machine = replace(MACHINES[args.machine], **{name: _bytes(name, text) for name, text in sizes.items() if text is not None})
+    machine = replace(MACHINES[args.machine], **{name: size for name, size in sizes.items() if size is not None})
     load = Load(args.prompt, args.new)
+    check_shape(args.model)
+    if args.popularity:
+        popularity.read(args.popularity)
+
+    import torch
+
     model = model_of(args.model, args.dtype and getattr(torch, args.dtype), args.trust_remote_code, load.longest)
     if args.popularity:
         model = replace(model, popularity=shares_of(args.popularity, model.layers, model.experts))
@@ -71,9 +78,7 @@ def model_of(name: str, dtype, trust_remote_code: bool, tokens: int):
 
 def shares_of(path: str, layers: int, experts: int) -> list[float]:
     """Shares of a layer's load by expert, most popular first, mean of all layers."""
-    from apexk.sim.popularity import read
-
-    counts = read(path, layers=layers, experts=experts).counts
+    counts = popularity.read(path, layers=layers, experts=experts).counts
     rows = [[n / (sum(row) or 1) for n in sorted(row, reverse=True)] for row in counts]
     return [sum(column) / layers for column in zip(*rows, strict=True)]
 
@@ -89,11 +94,3 @@ def show(model, machine, load, choices) -> str:
             "ms a layer in decode")  # fmt: skip
     return "\n".join([head, "", table(rows), "", "rooflines: a bound to choose by, neither measured nor a forecast"])
 
-
-def _bytes(what: str, text: str) -> int:
-    from apexk.store.capacity import parse
-
-    found = parse(text).bytes
-    if found is None:
-        raise ValueError(f"--{what.replace('_bytes', '-memory')} is {text!r}; wanted bytes with a unit, such as 48GiB")
-    return found

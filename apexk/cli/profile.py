@@ -8,10 +8,13 @@ import logging
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
+from apexk.arguments import whole
+from apexk.bench.named import check_model
 from apexk.cli import DONE, FAILED, LACKING
-from apexk.cli.flags import whole
+from apexk.config import ApexConfig
 from apexk.outputs import out_folder
 
 log = logging.getLogger("apexk.profile")
@@ -19,7 +22,7 @@ WARM_TOKENS = 4  # generated before the capture: compilers, caches and cost mode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=out_folder, default="out/profile", help="folder for what is written (default: out/profile)")
+    parser.add_argument("--out", type=partial(out_folder, holds=("timeline.jsonl", "trace.json", "nsys.*")), default="out/profile", help="folder for what is written (default: out/profile)")
     parser.add_argument("--tool", choices=("auto", "nsys", "torch"), default="auto", help="auto: nsys if it is here and the device is cuda, else torch.profiler")
     parser.add_argument("--model", help="folder of a model (default: the demo's)")
     parser.add_argument("--policy", default="apex", help="default: apex")
@@ -34,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_model(args.model or "demo")
+    ApexConfig(policy=args.policy, pool=args.pool, device=args.device or "virtual", hardware=args.hardware)  # refuses bad ones
     if args.inside:
         return _workload(args, _CudaCapture())
     tool = _tool(args)

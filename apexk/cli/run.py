@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from apexk.cli import DONE, LACKING
-from apexk.cli.flags import add_session_arguments, config_of, positive, whole
+from apexk.arguments import positive, whole
+from apexk.cli import DONE
+from apexk.cli.flags import add_session_arguments, config_of
 from apexk.cli.progress import told
 from apexk.outputs import out_file, write_json
 
@@ -30,17 +31,14 @@ def run(args: argparse.Namespace) -> int:
     if args.temperature is not None and not args.sample:
         raise ValueError("--temperature came without --sample: the likeliest token has none")
     config = config_of(args)
+    prompts = _prompts(args)
+    if args.trace and len(prompts) > args.batch:
+        raise ValueError(f"--trace records one batch, but there are {len(prompts)} prompts and a --batch of {args.batch}")
 
     import torch
 
     from apexk.bench.session import open_session
-    from apexk.bench.workload import MissingPackage
 
-    try:
-        prompts = _prompts(args)
-    except MissingPackage as error:
-        print(f"apexk run: {error}", file=sys.stderr)
-        return LACKING
     how = {"do_sample": True, "temperature": args.temperature or 1.0} if args.sample else {"do_sample": False}
     torch.manual_seed(args.seed)
     session = open_session(args.model, config, dtype=args.dtype, layers=args.layers, trust_remote_code=args.trust_remote_code)
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
-    from apexk.bench.workload import read_prompts
+    from apexk.bench.prompts import read_prompts
 
     if args.file and args.prompt:
         raise ValueError("prompts came as arguments and as --file; wanted one of them")
@@ -95,8 +93,6 @@ def _prompts(args: argparse.Namespace) -> list[str]:
 def _record(args: argparse.Namespace, session, prompts: list[str]):
     if args.trace is None:
         return None
-    if len(prompts) > args.batch:
-        raise ValueError(f"--trace records one batch, but there are {len(prompts)} prompts and a --batch of {args.batch}")
     from apexk.sim.record import Recorder
 
     session.handle.engine.recorder = recorder = Recorder(len(prompts), session.handle.engine.shape.experts, session.source.name)

@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from apexk.arguments import whole
 from apexk.cli import FAILED, LACKING
-from apexk.cli.flags import add_session_arguments, config_of, whole
+from apexk.cli.flags import add_session_arguments, config_of
 from apexk.inputs import reading
 
 PLAIN_TEMPLATE = """{{ messages | map(attribute='content') | join('\n') }}{% if add_generation_prompt %}{{ '\n' }}{% endif %}"""

@@ -10,11 +10,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from apexk.arguments import once, whole, wholes, words
 from apexk.cli import DONE
-from apexk.cli.flags import whole, wholes, words
 from apexk.cli.progress import bar, table
 from apexk.config import DEFAULTS
 from apexk.outputs import out_file, write_json, write_text
+from apexk.sim import popularity
+from apexk.sim.named import REFERENCES, check_named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seeds", type=wholes(0), default="0", help="comma-separated (default: 0)")
     how = parser.add_argument_group("how it is run")
     how.add_argument("--hardware", type=words, default="a6000-paper", help="comma-separated names or paths (default: a6000-paper)")
-    how.add_argument("--policy", default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), module:Class; all: every name")
+    how.add_argument("--policy", type=words, default="no_assign,sa_only,ea_only,apex", help="comma-separated names, name(key=value), module:Class; all: every name")
     how.add_argument("--pool", type=wholes(0), default="64", help="comma-separated slots a layer (default: 64)")
     how.add_argument("--warmup", type=whole(0), default=10, help="steps that are run and not counted (default: 10)")
     how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, e.g. resident_first=true")
@@ -43,21 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from apexk.sim import references
-    from apexk.sim.cells import Cell, TraceSpec, run_table
-
     config = tuple((key, value_of(text)) for key, text in map(pair, args.set))
     if unknown := [key for key, _ in config if key not in DEFAULTS]:
         raise ValueError(f"--set: a simulation has no setting {unknown[0]!r}; there are {', '.join(DEFAULTS)}")
-    policies = [name for given in split_policies(args.policy) for name in (every_policy(dict(config)) if given == "all" else [given])]
-    policies += [] if args.no_references else [name for name in references.NAMES if name not in policies]
+    policies = [name for given in args.policy for name in (every_policy(dict(config)) if given == "all" else [given])]
+    once("--policy", policies)
+    policies += [] if args.no_references else [name for name in REFERENCES if name not in policies]
+    check_named(machines=args.hardware, policies=policies, traces=args.trace, presets=args.preset, model=args.model)
+    if args.popularity:
+        popularity.read(args.popularity)
     if args.trace:
         check_traces(args.trace, args.popularity)
+
+    from apexk.sim.cells import Cell, TraceSpec, run_table
+
+    if args.trace:
         specs = [TraceSpec(path=path, steps=args.steps) for path in args.trace]
     else:
         specs = [TraceSpec(preset, args.model, batch, args.steps, args.phase)
                  for preset, batch in itertools.product(args.preset, args.batch)]
-    if dict(config).get("gpus", 1) != 1 and any(name in references.NAMES for name in policies):
+    if dict(config).get("gpus", 1) != 1 and any(name in REFERENCES for name in policies):
         raise ValueError("--set gpus: oracle_p, foretold, belady, clairvoyant and all_resident know what one GPU costs: add --no-references")
     changes = tuple(map(constant, args.change))
     cells = [
@@ -126,34 +133,17 @@ def show(rows) -> str:
     return table(lines) + f"\n\nmodelled times; estimate off: mean of |estimated longer path / taken - 1|; paths, exact and speculative copies per layer; {'busiest GPU: its pairs over the average one; ' if several else ''}{speed:.0f} layer-steps/s a process (median)"
 
 
-def check_traces(paths: list[str], popularity: str | None) -> None:
+def check_traces(paths: list[str], counts: str | None) -> None:
     """Refuses mixed models; says so on stderr where a trace's requests are also in the popularity file."""
-    from apexk.sim import popularity as pop
     from apexk.sim import trace
 
     found = [trace.read(path) for path in paths]
     trace.require_same_model(found)
-    for item in found if popularity else ():
-        counted = pop.read(popularity, model=str(item.meta.get("model")), layers=item.layers, experts=item.experts)
-        share = pop.overlap(counted, item)
+    for item in found if counts else ():
+        counted = popularity.read(counts, model=str(item.meta.get("model")), layers=item.layers, experts=item.experts)
+        share = popularity.overlap(counted, item)
         if share:
-            print(f"apexk simulate: {share:.0%} of the requests of {item.source} are also in {popularity}: not a disjoint split", file=sys.stderr)
-
-
-def split_policies(text: str) -> list[str]:
-    """Splits at commas outside parentheses."""
-    found, depth, word = [], 0, ""
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if char == "," and depth == 0:
-            found.append(word)
-            word = ""
-        else:
-            word += char
-    found = [item.strip() for item in (*found, word)]
-    if not all(found):
-        raise ValueError(f"--policy is {text!r}; wanted names, comma-separated")
-    return found
+            print(f"apexk simulate: {share:.0%} of the requests of {item.source} are also in {counts}: not a disjoint split", file=sys.stderr)
 
 
 def pair(text: str) -> tuple[str, str]:

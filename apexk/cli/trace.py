@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from apexk.arguments import whole
 from apexk.cli import DONE
-from apexk.cli.flags import whole
 from apexk.cli.progress import table
 from apexk.outputs import out_file, picture_file, write_json
 
@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from apexk.sim import trace
     from apexk.sim.generate import MODELS, generate
+    from apexk.sim.named import check_named
 
-    if args.model not in MODELS:
-        raise ValueError(f"unknown model {args.model!r}; there are {', '.join(MODELS)}")
+    check_named(machines=[], presets=[args.preset], model=args.model)
     made = generate(args.preset, shape=MODELS[args.model], batch=args.batch, steps=args.steps, seed=args.seed, phase=args.phase)
     print(f"{trace.write(made, args.out)}: {made.tokens} tokens, {made.layers} layers, top-{made.topk} of {made.experts}")
     return DONE
@@ -135,13 +135,18 @@ def _record(args: argparse.Namespace) -> int:
     config = apexk.ApexConfig(policy=args.policy)  # a bad one is refused before torch is loaded
     if args.model and not args.prompts:
         raise ValueError(f"--model is {args.model}, whose text nobody knows: --prompts is missing, a file with one prompt a line")
+    from apexk.bench.named import check_model
+    from apexk.bench.prompts import read_prompts
+
+    check_model(str(args.model or "demo"))
+    texts = read_prompts(args.prompts)[: args.batch] if args.prompts else None
+
     from apexk.bench.source import open_model
-    from apexk.bench.workload import read_prompts
     from apexk.demo import model as demo
     from apexk.sim import trace
     from apexk.sim.record import Recorder
 
-    texts = read_prompts(args.prompts)[: args.batch] if args.prompts else demo.prompts(args.batch, seed=args.seed)
+    texts = texts or demo.prompts(args.batch, seed=args.seed)
     source = open_model(str(args.model or "demo"))
     if source.tokenizer is None:
         raise ValueError(f"{source.name} has no tokenizer: it takes no text")

@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from apexk.arguments import positive, whole
 from apexk.cli import DONE
-from apexk.cli.flags import positive, whole
 from apexk.cli.progress import table
 from apexk.outputs import out_file, write_json
 

@@ -15,6 +15,7 @@ from apexk.hardware import Hardware
 from apexk.policy import registry
 from apexk.sim import references
 from apexk.sim.cells import EXPERT_BYTES, carrying, interval, scaled
+from apexk.sim.named import REFERENCES
 from apexk.sim.run import simulate
 from apexk.workers import spread
 
@@ -85,10 +86,10 @@ def machine_of(name: str, model: str | None) -> Hardware:
 def run_once(system: System, place: Place) -> dict[str, float | None]:
     """`FIGURES` of one run, modelled. A figure of a phase that the workload lacks is None."""
     pool, policy = place.pool, system.spec
-    ahead = 1 if policy in references.NAMES else registry.get(policy).look_ahead
+    ahead = 1 if policy in REFERENCES else registry.get(policy).look_ahead
     wanted = demand(replace(place.work, look_ahead=ahead))
     machine = carrying(machine_of(place.machine, place.work.model if place.scale and not place.work.path else None), system.payload)
-    if policy in references.NAMES:
+    if policy in REFERENCES:
         found = references.resolve(policy, wanted, machine, pool)
         policy, wanted, pool = found.policy, found.demand, found.pool
     meter = Meter()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from apexk.arguments import once
 from apexk.policy import registry
-from apexk.sim.references import NAMES as REFERENCES
+from apexk.sim.named import REFERENCES
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,9 @@ BY_NAME = {system.name: system for system in SYSTEMS}
 def chosen(names: Sequence[str]) -> list[System]:
     """The systems of these names; "all" are all of them, and any other policy is named by its spec. Raises ValueError for what is none."""
     found: dict[str, System] = {}
+    names = [name for given in names for name in (BY_NAME if given == "all" else [given])]
+    once("--systems", names)
     for name in names:
-        if name == "all":
-            found |= BY_NAME
-            continue
         if name in REFERENCES:
             raise ValueError(f"{name} is a reference row, not a system: clairvoyant and all_resident are shown beside every comparison")
         if name not in BY_NAME:

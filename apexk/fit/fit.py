@@ -27,7 +27,8 @@ from apexk.sim.generate import Shape, generate
 from apexk.sim.run import simulate
 from apexk.store.block import ExpertBlock
 from apexk.store.capacity import Capacity, PoolSize, Room, resolve
-from apexk.testing.real import real_config, shapes
+from apexk.testing.real import real_config
+from apexk.testing.shapes import shapes
 
 POLICIES = ("no_assign", "ea_only", "apex")
 STEPS, WARMUP = 30, 10

@@ -14,6 +14,7 @@ from apexk.policy import registry
 from apexk.sim import references, trace
 from apexk.sim.demand import Demand, demand_of
 from apexk.sim.generate import MODELS, generate
+from apexk.sim.named import REFERENCES
 from apexk.sim.offset import refit
 from apexk.sim.run import simulate
 from apexk.store.quantised import half_precision_ratio
@@ -128,7 +129,7 @@ def run_cell(cell: Cell) -> dict[str, float]:
     wanted = demand(_far_enough(cell))
     machine = machine_of(replace(cell, policy="", pool=0, config=(), popularity=None))
     policy, given, pool = cell.policy, wanted, cell.pool
-    if policy in references.NAMES:
+    if policy in REFERENCES:
         reference = references.resolve(policy, wanted, machine, pool)
         policy, given, pool = reference.policy, reference.demand, reference.pool
     counts = _popularity(cell.popularity, wanted)
@@ -137,7 +138,7 @@ def run_cell(cell: Cell) -> dict[str, float]:
 
 
 def _far_enough(cell: Cell) -> TraceSpec:
-    ahead = 1 if cell.policy in references.NAMES else registry.get(cell.policy).look_ahead
+    ahead = 1 if cell.policy in REFERENCES else registry.get(cell.policy).look_ahead
     return replace(cell.spec, look_ahead=max(ahead, cell.spec.look_ahead))
 
 

@@ -20,8 +20,7 @@ from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.scan import TIE_MS, by_load, most_copies, spill, transfer_ms
 from apexk.policy.types import Costs, Phase, Plan, PolicyOptions, RouteView
 from apexk.sim.demand import Demand, Step
-
-NAMES = ("oracle_p", "foretold", "belady", "clairvoyant", "all_resident")
+from apexk.sim.named import REFERENCES
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def resolve(name: str, demand: Demand, machine: Hardware, pool: int) -> Referenc
         return Reference(partial(Clairvoyant, machine=machine, uses=next_uses(demand)), foretold(demand), pool)
     if name == "all_resident":
         return Reference(AllResident, demand, demand.experts)
-    raise ValueError(f"unknown reference {name!r}; there are {', '.join(NAMES)}")
+    raise ValueError(f"unknown reference {name!r}; there are {', '.join(REFERENCES)}")
 
 
 class OracleP(Apex):

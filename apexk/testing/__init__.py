@@ -2,7 +2,7 @@
 
 import importlib
 
-_WHERE = {"random_model": "apexk.testing.real", "shapes": "apexk.testing.real"}
+_WHERE = {"random_model": "apexk.testing.real", "shapes": "apexk.testing.shapes"}
 __all__ = list(_WHERE)
 
 

@@ -7,42 +7,14 @@ speed of memory: no two are alike, but they are not independent either.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from apexk.hf.loader.skeleton import quiet_transformers, skeleton
+from apexk.testing.shapes import shape_of
 
 STREAM, WINDOW = 1 << 24, 1 << 21  # numbers
 SMALL = 1 << 20  # tensors of fewer numbers get the library's own first values
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A real model's numbers. `layers` are all decoder layers; `config`: what differs from the configuration class's defaults;
-    `source`: where the numbers are from."""
-
-    model: str
-    model_type: str
-    hidden: int
-    moe_intermediate: int
-    num_experts: int
-    top_k: int
-    layers: int
-    moe_layers: int
-    shared_experts: int
-    bytes_per_expert: int
-    config: dict
-    source: str
-
-
-def shapes() -> dict[str, Shape]:
-    """short name ("qwen3.5-35b-a3b") -> shape."""
-    listed = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))["models"]
-    return {item["model"].split("/")[-1].lower(): Shape(**item) for item in listed}
 
 
 def real_config(name: str, layers: int | None = None, **changes) -> PretrainedConfig:
@@ -50,14 +22,9 @@ def real_config(name: str, layers: int | None = None, **changes) -> PretrainedCo
 
     Raises ValueError for an unknown name or a depth that the model does not have.
     """
-    known = shapes()
-    shape = known.get(name.lower())
-    if shape is None:
-        raise ValueError(f"no shape named {name!r}; there are {', '.join(known)}")
+    shape = shape_of(name, layers)
     config = AutoConfig.for_model(shape.model_type, **shape.config)
     if layers is not None:
-        if not 1 <= layers <= shape.moe_layers:
-            raise ValueError(f"layers is {layers}; {shape.model} has {shape.moe_layers} sparse layers: wanted 1..{shape.moe_layers}")
         depth = shape.layers - shape.moe_layers + layers
         config.num_hidden_layers = depth
         if getattr(config, "layer_types", None):  # the last ones: patterns end in the full attention that caches need

@@ -3,10 +3,10 @@
 `main` is the entry of `apexk kernels aot`. It prints a table, one line a launch and target, then what failed and why.
 """
 
-import argparse
 import os
 import sys
 
+from apexk.arguments import Parser, whole
 from apexk.outputs import out_file, write_json
 from apexk.workers import spread
 
@@ -80,23 +80,22 @@ def row(report, tile) -> tuple:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels aot", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--targets", default=",".join(map(str, DEFAULT_TARGETS)), help="compute capabilities, 86 for 8.6")
+    parser = Parser(prog="apexk kernels aot", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--targets", type=targets_of, default=",".join(map(str, DEFAULT_TARGETS)), help="compute capabilities, 86 for 8.6")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--quick", action="store_true", help="what one model's layer launches, nothing else")
     part.add_argument("--gemms", action="store_true", help="the GEMMs of the paper's models' layers, nothing else")
     parser.add_argument("--json", type=out_file, metavar="PATH", help="write every figure here")
     parser.add_argument("--keep", action="store_true", help="write this run's figures into the kept table")
     parser.add_argument("--triton", metavar="VERSION", help="under this Triton instead of the installed one, in an environment of its own")
-    parser.add_argument("-j", "--jobs", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("-j", "--jobs", type=whole(), default=2, help="processes (default 2)")
     args = parser.parse_args(argv)
-    targets = targets_of(args.targets, parser)
     which = "quick" if args.quick else "gemms" if args.gemms else "all"
     if args.keep and which != "all":
         parser.error(f"--keep wants the whole table, not --{which}")
     if args.triton:
         flags = [f"--{name}" for name in ("quick", "gemms", "keep") if getattr(args, name)] + (["--json", str(args.json)] if args.json else [])
-        return gate_under(args.triton, ["--targets", args.targets, "--jobs", str(args.jobs), *flags])
+        return gate_under(args.triton, ["--targets", ",".join(map(str, args.targets)), "--jobs", str(args.jobs), *flags])
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # what 3.6 and 3.9 do by default; 3.10 will not
     try:
@@ -104,7 +103,7 @@ def main(argv=None) -> int:
     except ImportError:
         print("the gate compiles with Triton, which is not installed: pip install 'triton>=3.6'", file=sys.stderr)
         return 3
-    results = compile_all(targets, which, args.jobs)
+    results = compile_all(args.targets, which, args.jobs)
     reports = [(report, tile) for _, tile, _, report in results if not isinstance(report, str)]
     print(f"triton {triton.__version__}, ptxas " + ", ".join(sorted({f"{r.ptxas} (sm_{r.target})" for r, _ in reports})))
     print(table(COLUMNS, [row(report, tile) for report, tile in reports]))
@@ -113,7 +112,7 @@ def main(argv=None) -> int:
     failed += compare(reports, keep=args.keep, whole=which == "all")
     for label, kernel, text in failed:
         print(f"FAILED {label} {kernel}: {text}")
-    print(f"{len(results)} launches on {len(targets)} targets, {len(failed)} failures")
+    print(f"{len(results)} launches on {len(args.targets)} targets, {len(failed)} failures")
     if args.json:
         write_json(args.json, [{**r.plain(), "tile": tile} for r, tile in reports])
     return 1 if failed else 0

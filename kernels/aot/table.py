@@ -1,17 +1,20 @@
 """What the gates share: how targets are asked for and how figures are printed."""
 
+import argparse
 from collections import Counter
+
+from apexk.arguments import wholes
 
 from .targets import TARGETS
 
 
-def targets_of(text: str, parser) -> list[int]:
-    """"80,90" as numbers; a target that is not known is a misuse, which `parser` tells of."""
-    targets = [int(t) for t in text.split(",")]
-    unknown = [t for t in targets if t not in TARGETS]
+def targets_of(text: str) -> list[int]:
+    """The type of a flag that wants targets, comma-separated."""
+    found = wholes()(text)
+    unknown = [target for target in found if target not in TARGETS]
     if unknown:
-        parser.error(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
-    return targets
+        raise argparse.ArgumentTypeError(f"unknown targets {unknown}; known: {', '.join(map(str, TARGETS))}")
+    return found
 
 
 def table(columns, rows) -> str:

@@ -5,13 +5,13 @@ are timed before, during and after; a ratio far above what that share costs woul
 in a loop, or that the end of a call waits for one thread that does not run.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
 import sys
 import time
 
+from apexk.arguments import Parser, positive, whole
 from apexk.outputs import out_file, write_json
 
 from . import machine
@@ -34,16 +34,6 @@ def busy_processes(count):
             process.wait()
 
 
-def _positive(kind):
-    def positive(text):
-        number = kind(text)
-        if not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r}: wanted more than 0")
-        return number
-
-    return positive
-
-
 def times_for(call, seconds) -> dict:
     taken, end = [], time.perf_counter() + seconds
     while not taken or time.perf_counter() < end:
@@ -54,10 +44,10 @@ def times_for(call, seconds) -> dict:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels cpu --busy", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--tokens", type=int, default=4)
-    parser.add_argument("--others", type=_positive(int), default=2, help="busy processes (default 2)")
-    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="of each of the three parts (default 5)")
+    parser = Parser(prog="apexk kernels cpu --busy", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--tokens", type=whole(), default=4)
+    parser.add_argument("--others", type=whole(), default=2, help="busy processes (default 2)")
+    parser.add_argument("--seconds", type=positive, default=5.0, help="of each of the three parts (default 5)")
     parser.add_argument("--json", type=out_file, metavar="PATH", help="write the figures here")
     args = parser.parse_args(argv)
     ours = [c for c in cases() if c.shape["tokens"] == args.tokens and c.isa]

@@ -3,10 +3,11 @@
     ncu --profile-from-start off ... python -m apexk.cli kernels once NAME
 """
 
-import argparse
 import sys
 
 import torch
+
+from apexk.arguments import Parser, whole
 
 from .registry import Case, all_cases, select
 
@@ -20,10 +21,10 @@ def one_case(name: str) -> Case:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels once", description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="apexk kernels once", description=__doc__.split("\n\n")[0])
     parser.add_argument("case", help="one case's name; apexk kernels bench --list shows them")
-    parser.add_argument("--warmup", type=int, default=3, metavar="N", help="executions outside of the profiled range (default 3)")
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="executions inside it (default 1)")
+    parser.add_argument("--warmup", type=whole(0), default=3, metavar="N", help="executions outside of the profiled range (default 3)")
+    parser.add_argument("--runs", type=whole(), default=1, metavar="N", help="executions inside it (default 1)")
     args = parser.parse_args(argv)
     try:
         case = one_case(args.case)

@@ -17,7 +17,8 @@ import time
 
 import torch
 
-from apexk.outputs import out_file, write_json
+from apexk.arguments import Parser, wholes, words
+from apexk.outputs import added_file, out_file, write_json
 
 from . import compare, machine
 from .against import PACKAGES, add_ratios, choose, competitors, is_ours
@@ -86,7 +87,7 @@ def _measure_all(args, here, other, kept) -> int:
             continue
         measured, wrong = measure(group, check=args.check, budget_s=args.budget)
         if args.against and not other:
-            command = f"apexk kernels bench {_pattern(group)} --against {args.against}"
+            command = f"apexk kernels bench {_pattern(group)} --against {','.join(args.against)}"
             measured = [{**row, "command": command} for row in measured]
         failed += wrong
         rows += measured
@@ -95,7 +96,7 @@ def _measure_all(args, here, other, kept) -> int:
         print(f"{left_out} of {len(here)} cases are left out: --within {args.within:g} seconds have passed", file=sys.stderr)
     if other or args.baseline:
         baselines = [before, other()] if other else [before]
-        regressed = compare.compare(rows, baselines, args.against if other else args.baseline, args.threshold / 100)
+        regressed = compare.compare(rows, baselines, args.against[0] if other else args.baseline, args.threshold / 100)
         print("\n".join(_compared(row) for row in rows if "baseline" in row))
         failed += regressed
         print("\n".join(f"REGRESSED {text}" for text in regressed), end="\n" if regressed else "")
@@ -121,7 +122,7 @@ def _asked_for(args) -> list:
     if args.against and _is_revision(args):
         return [case for case in cases if is_ours(case.provider)]
     if args.against:
-        cases, missing = choose(cases, args.against.split(","))
+        cases, missing = choose(cases, args.against)
         for package in missing:
             print(f"--against: {package} cannot be imported here; it is left out", file=sys.stderr)
     return cases
@@ -130,10 +131,10 @@ def _asked_for(args) -> list:
 def _is_revision(args) -> bool:
     """A provider's name counts before a branch's."""
     try:
-        choose(all_cases(), args.against.split(","))
+        choose(all_cases(), args.against)
         return False
     except ValueError:
-        return compare.commit_of(args.against) is not None
+        return len(args.against) == 1 and compare.commit_of(*args.against) is not None
 
 
 @contextlib.contextmanager
@@ -142,9 +143,9 @@ def _other_revision(args, here):
     if not args.against or not _is_revision(args):
         yield None
         return
-    print(f"building {args.against} in a worktree", file=sys.stderr)
-    with compare.checkout(compare.commit_of(args.against)) as tree:
-        names = compare.names_of(tree, [case.name for case in here], args.against)
+    print(f"building {args.against[0]} in a worktree", file=sys.stderr)
+    with compare.checkout(compare.commit_of(*args.against)) as tree:
+        names = compare.names_of(tree, [case.name for case in here], *args.against)
         yield lambda: compare.rows_of(tree, names, args.budget)
 
 
@@ -227,22 +228,18 @@ def _compared(row) -> str:
     return f"{row['name']:72} {row['p50_ns'] / 1e3:10.1f} us, {base['ratio']:.3f} times {base['p50_ns'] / 1e3:.1f} us of {base['source']}"
 
 
-def _numbers(text) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
 def _parser():
-    parser = argparse.ArgumentParser(prog="apexk kernels bench", description="Check and time the kernels against measured roofs.")
+    parser = Parser(prog="apexk kernels bench", description="Check and time the kernels against measured roofs.")
     parser.add_argument("case", nargs="*", help="names or patterns (* and ?); default all")
     parser.add_argument("--list", action="store_true", help="show the cases' names and stop")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="only cases of this device")
-    parser.add_argument("--tokens", type=_numbers, metavar="N,N", help="only cases of so many tokens")
-    parser.add_argument("--threads", type=_numbers, metavar="N,N", help="only cases of so many threads")
-    parser.add_argument("--against", metavar="NAME,NAME|REV", help="of the others only these providers, in turns with ours, gives ratio_vs; or a git revision, run from a worktree")
+    parser.add_argument("--tokens", type=wholes(), metavar="N,N", help="only cases of so many tokens")
+    parser.add_argument("--threads", type=wholes(), metavar="N,N", help="only cases of so many threads")
+    parser.add_argument("--against", type=words, metavar="NAME,NAME|REV", help="of the others only these providers, in turns with ours, gives ratio_vs; or a git revision, run from a worktree")
     parser.add_argument("--baseline", metavar="PATH", help="compare with the rows of this file")
     parser.add_argument("--threshold", type=float, default=10.0, metavar="PERCENT", help="slower than the baseline by more than this fails (default 10)")
     parser.add_argument("--json", type=out_file, metavar="PATH", help="write the rows here as one document")
-    parser.add_argument("--jsonl", type=out_file, metavar="PATH", help="append the rows to this file")
+    parser.add_argument("--jsonl", type=added_file, metavar="PATH", help="append the rows to this file")
     parser.add_argument("--table", metavar="PATH", help="show the rows of such a file as Markdown and stop")
     parser.add_argument("--budget", type=float, default=1.0, metavar="S", help="seconds a case (default 1)")
     parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="start no case after so many seconds")

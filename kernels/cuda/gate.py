@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
+from apexk.arguments import Parser
 from apexk.kernels.aot.compile import disassemble
 from apexk.kernels.aot.sass import Counts, count
 from apexk.kernels.aot.table import counted, table, targets_of
@@ -43,11 +43,10 @@ def row(made: build.Compiled, counts: Counts) -> tuple:
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(prog="apexk kernels cuda --aot", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--targets", default=",".join(map(str, build.TARGETS)), help="compute capabilities, 86 for 8.6 (%(default)s)")
+    parser = Parser(prog="apexk kernels cuda --aot", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--targets", type=targets_of, default=",".join(map(str, build.TARGETS)), help="compute capabilities, 86 for 8.6 (%(default)s)")
     parser.add_argument("--json", type=out_file, metavar="PATH", help="write every figure here")
     args = parser.parse_args(argv)
-    targets = targets_of(args.targets, parser)
     compiler = build.nvcc()
     if compiler is None:
         print("!!! NOT COVERED: the CUDA kernels; nvcc was not found (install the CUDA toolkit, or name its compiler in NVCC)", file=sys.stderr)
@@ -55,7 +54,7 @@ def main(argv=None) -> int:
     rows, wrong = [], []
     with tempfile.TemporaryDirectory() as folder:
         for kernel in build.KERNELS:
-            for target in targets:
+            for target in args.targets:
                 try:
                     made = build.compile_one(kernel, target, Path(folder))
                     counts, _ = count(disassemble(made.path.read_bytes()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
 import time
 
+from apexk.arguments import Parser
 from apexk.outputs import out_file
 
 from .pieces import PARTS, PIECES, Context, run
@@ -16,12 +16,14 @@ BUDGET_S = {"kernels": 500, "transfer": 300, "engine": 480, "e2e": 480}  # what 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="profiling.gpu_suite", description="Checks and first timings on a GPU machine.")
+    parser = Parser(prog="profiling.gpu_suite", description="Checks and first timings on a GPU machine.")
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--virtual", action="store_true", help="without a GPU: Triton's interpreter and a modelled clock")
     parser.add_argument("--hardware", default="a6000-paper", help="hardware file of modelled times (%(default)s)")
     parser.add_argument("--json", type=out_file, metavar="OUT", help="write the results here, and as .md beside it (default on a GPU: profiling/results/DATE-GPU-PART.json)")
     options = parser.parse_args(arguments)
+    if options.json and options.json.suffix == ".md":
+        raise ValueError(f"--json is {options.json}: the page beside it would be written over it")
 
     if importlib.util.find_spec("torch") is None:
         return _lacking("torch is not installed for this Python")

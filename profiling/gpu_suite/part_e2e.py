@@ -118,7 +118,8 @@ def _model(context: Context):
             model = tiny(FAMILY)
             _models[True] = model, model.config.num_hidden_layers
         else:
-            from apexk.testing.real import random_model, shapes
+            from apexk.testing.real import random_model
+            from apexk.testing.shapes import shapes
 
             shape = shapes()[MODEL]
             layers = min(shape.moe_layers, int(_host_bytes() / 2 / (shape.num_experts * shape.bytes_per_expert)))

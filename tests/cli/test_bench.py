@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apexk import cli
-from apexk.bench import workload
+from apexk.bench import prompts, workload
 from apexk.bench.arms import arms
 from apexk.bench.bench import Plan, bench
 from apexk.bench.measure import Sample, figures, greedy_trace, run
@@ -107,13 +107,13 @@ def test_workload_files(tmp_path):
     (tmp_path / "b.csv").write_text("question,A,B,C,D,answer\nWhy?,1,2,3,4,C\n")
     (tmp_path / "c.jsonl").write_text('{"question": "Why?", "choices": [1, 2, 3, 4], "answer": 2}\n"plain"\n\n{"prompt": "p"}\n{"text": "t"}\n')
     (tmp_path / "d.txt").write_text("one\n\ntwo\n")
-    assert workload.read_prompts(tmp_path) == [asked, asked, asked, "plain", "p", "t", "one", "two"]
+    assert prompts.read_prompts(tmp_path) == [asked, asked, asked, "plain", "p", "t", "one", "two"]
 
 
 def test_parquet(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"question": ["Why?"], "choices": [["1", "2", "3", "4"]], "answer": [2]}), tmp_path / "test.parquet")
-    assert workload.read_prompts(tmp_path / "test.parquet") == ["Why?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"]
+    assert prompts.read_prompts(tmp_path / "test.parquet") == ["Why?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:"]
 
 
 def test_parquet_without_its_package(tmp_path, monkeypatch, capsys):
@@ -131,7 +131,7 @@ def test_parquet_without_its_package(tmp_path, monkeypatch, capsys):
 def test_bad_workloads(tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=said):
-        workload.read_prompts(tmp_path / name)
+        prompts.read_prompts(tmp_path / name)
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [

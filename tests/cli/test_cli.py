@@ -172,11 +172,43 @@ def test_kernel_benchmarks_without_a_gpu(capsys):
         assert "CUDA" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["run", "x", "--tokens", "0"], ["run", "x", "--policy", "best"], ["chat", "--device", "tpu"], ["serve", "--port", "0"],
-                                   ["bench", "--batch", "0"], ["bench", "--policies", "best"], ["bench", "--pools", "some"], ["bench", "--hardware", "h900"]], ids=" ".join)  # fmt: skip
-def test_bad_words_are_refused_without_torch(words):
-    code = f"import sys\nfrom apexk.cli import main\ntry: code = main({words!r})\nexcept SystemExit as ended: code = ended.code\nassert 'torch' not in sys.modules\nsys.exit(code)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == cli.MISUSE
+#: a line a command; E is a folder without a configuration, B one with a broken one, T a prompt. What is wrong is told in a second
+TOLD_AT_ONCE = """
+run x --tokens 0 | run x --policy best | run x --model /none | run x --model E | run x --model B | run x --model random:gpt-9 | run x --model random:olmoe-1b-7b-0924 --layers 99
+run x --layers 2 | run --file /none.txt | run x y --trace a.npz --batch 1 | run x --temperature 0.5 | chat --device tpu | chat --model /none | chat --model random:gpt-9
+serve --port 0 | serve --model /none | serve --model B | serve --chat-template /none | bench --batch 0 | bench --policies best | bench --pools some | bench --hardware h900
+bench --model /none | bench --model B | bench --model random:gpt-9 | bench --plain fast | bench --dtype int8 | bench --vocabulary 9 | bench --workload /none
+fit /none | fit E | fit B | fit olmoe-1b-7b-0924 --hardware h900 | fit olmoe-1b-7b-0924 --gpu-memory x | fit olmoe-1b-7b-0924 --gpu-memory 3
+plan /none | plan E | plan B | plan olmoe-1b-7b-0924 --systems x | plan olmoe-1b-7b-0924 --machine x | plan olmoe-1b-7b-0924 --host-memory x | plan olmoe-1b-7b-0924 --popularity /none
+profile --model /none | profile --model B | profile --policy best | profile --device tpu | profile --hardware h900 | trace record o.npz --model E --prompts T | trace record o.npz --prompts /none
+trace record o.npz --policy best | trace generate o.npz --model x | trace generate o.npz --preset x | trace stats /none | demo --policies best | demo --hardware h900 | demo --device tpu
+payload --payload x | payload --policy best | overhead --policy best | simulate --policy best | simulate --hardware h900 | simulate --preset x | simulate --model x | simulate --trace /none
+simulate --set x=1 | simulate --popularity /none | compare --systems best | compare --hardware h900 | compare --preset x | compare --model x | compare --trace /none
+evictions --preset x | evictions --model x | evictions --hardware h900 | explain --policy best --step 0 --layer 0 | explain --hardware h900 --step 0 --layer 0
+explain --trace /none --step 0 --layer 0 | explain --timeline /none --step 0 --layer 0 | explain --preset x --step 0 --layer 0 | train-predictor /none | report /none | doctor --hardware h900
+"""
+AT_ONCE = """import sys
+from apexk.cli import main
+for line in sys.argv[1:]:
+    try:
+        code = main(line.split())
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2, (line, code)
+    assert not {"torch", "transformers"} & set(sys.modules), line
+"""
+
+
+def test_bad_words_are_refused_without_torch(tmp_path):
+    for folder, text in (("E", None), ("B", "[1]")):
+        (tmp_path / folder).mkdir()
+        if text:
+            (tmp_path / folder / "config.json").write_text(text)
+    (tmp_path / "T").write_text("In the beginning")
+    lines = [line.strip() for line in TOLD_AT_ONCE.replace("\n", "|").split("|") if line.strip()]
+    done = subprocess.run([sys.executable, "-c", AT_ONCE, *lines], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_timeline_nested_too_deep_is_named(tmp_path, capsys):

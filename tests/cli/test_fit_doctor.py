@@ -109,7 +109,9 @@ def test_fit_from_a_configuration_without_weights(tmp_path, roomy, monkeypatch, 
     (["olmoe-1b-7b-0924", "--hardware", "none"], "no hardware file"),
 ])  # fmt: skip
 def test_fit_of_nonsense(arguments, said, capsys):
-    assert main(["fit", *arguments]) == MISUSE
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["fit", *arguments]))
+    assert ended.value.code == MISUSE
     assert said in capsys.readouterr().err
 
 

@@ -71,6 +71,72 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(row, whe
     assert (tmp_path / "a_file").read_text() == "as it was" and not (tmp_path / "nowhere").exists() and not list((tmp_path / "a_folder").iterdir())
 
 
+PAIRS = [(words, one, other) for i, (words, one, kind) in enumerate(WRITTEN) for more, other, second in WRITTEN[:i] if more == words and kind == second == "file"]
+#: outputs that meet an input, or a file of a folder: the words, F the input's place, O that of the output
+MEETING = {
+    "report": ["report", "F", "--json", "O"], "trace of a report": ["report", "x", "--timeline", "F", "--trace", "O"], "explain": ["explain", "--step", "0", "--layer", "0", "--trace", "F", "--json", "O"],
+    "stats": ["trace", "stats", "F", "--json", "O"], "export": ["trace", "export", "F", "O"], "import": ["trace", "import", "x.npz", "F", "--model", "a", "--experts", "8", "--out", "O"],
+    "prompts": ["run", "--file", "F", "--json", "O"], "workload": ["bench", "--workload", "F", "--csv", "O"], "hardware": ["simulate", "--hardware", "a6000-paper,F", "--json", "O"],
+    "predictor": ["simulate", "--policy", "apex,mira(cost=rates, predictor=F)", "--page", "O"], "training": ["train-predictor", "x", "F", "--out", "O"], "held out": ["train-predictor", "x", "--held-out", "F", "--out", "O"],
+    "counts": ["plan", "x", "--popularity", "F", "--json", "O"], "template": ["serve", "--chat-template", "F", "--timeline", "O"], "rows": ["kernels", "bench", "--baseline", "F", "--json", "O"],
+    "rows to draw": ["kernels", "plot", "F", "O"], "compared": ["compare", "--trace", "F", "--picture", "O"],
+}  # fmt: skip
+OF_A_FOLDER = [
+    (["demo", "--out", "D", "--json"], "summary.json"), (["demo", "--out", "D", "--json"], "timeline.jsonl"), (["paper", "fig2", "--draw", "D", "--json"], "fig2-a.timeline.jsonl"),
+    (["report", "x", "--plots", "D", "--html"], "layer_timeline.png"), (["run", "x", "--model", "D", "--json"], "config.json"), (["chat", "--model", "D", "--timeline"], "model.safetensors"),
+    (["trace", "record", "--model", "D", "--prompts", "x"], "tokenizer.json"),
+]  # fmt: skip
+
+
+def refused(words, said, monkeypatch, capsys):
+    if words[0] != "kernels":
+        monkeypatch.setattr(cli.module(words[0]), "run", lambda args: pytest.fail("it ran"))
+    assert cli.main(words) == cli.MISUSE
+    error = capsys.readouterr().err
+    assert all(one in error for one in ("over", *said)) and len(error.splitlines()) == 1, error
+
+
+@pytest.mark.parametrize(("words", "one", "other"), PAIRS, ids=str)
+def test_two_outputs_in_one_place_are_refused_before_anything_runs(words, one, other, monkeypatch, capsys, tmp_path):
+    """By whatever name."""
+    (tmp_path / "link").symlink_to(tmp_path / "x.png")
+    refused([*words, one, str(tmp_path / "x.png"), other, f"{tmp_path}/./link"], (one, other), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_an_output_that_is_an_input_is_refused_before_anything_runs(name, monkeypatch, capsys, tmp_path):
+    place = tmp_path / "a.npz"
+    if MEETING[name][-2:] == ["F", "O"] or "--picture" in MEETING[name]:
+        place = place.with_suffix(".png")  # of a picture's name
+    place.write_text("as it was")
+    os.link(place, tmp_path / "kept")
+    refused([word.replace("F", str(place)) if "F" in word else str(place) if word == "O" else word for word in MEETING[name]], (), monkeypatch, capsys)
+    assert place.read_text() == "as it was" and os.path.samefile(place, tmp_path / "kept")
+
+
+@pytest.mark.parametrize(("words", "name"), OF_A_FOLDER, ids=str)
+def test_a_file_of_a_folder_that_is_written_or_read_is_refused_before_anything_runs(words, name, monkeypatch, capsys, tmp_path):
+    refused([*(str(tmp_path) if word == "D" else word for word in words), str(tmp_path / name)], (name,), monkeypatch, capsys)
+
+
+def test_what_is_apart_is_left_alone(monkeypatch, tmp_path):
+    """Another file in the same folder, two outputs to nowhere, and rows that are added to those that are compared with."""
+    from apexk.kernels.bench import run
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    for words in (["compare", "--json", str(tmp_path / "a"), "--csv", str(tmp_path / "b")], ["compare", "--json", "/dev/null", "--csv", "/dev/null"],
+                  ["demo", "--out", str(tmp_path), "--json", str(tmp_path / "out.json")], ["run", "x", "x", "--model", str(tmp_path), "--json", str(tmp_path / "x.json")]):  # fmt: skip
+        monkeypatch.setattr(cli.module(words[0]), "run", lambda args: 7)
+        assert cli.main(words) == 7
+    assert run._parser().parse_args(["--baseline", str(rows), "--jsonl", str(rows)]).jsonl == rows
+
+
+def test_the_gpu_suites_page_is_not_written_over_its_json(tmp_path):
+    with pytest.raises(ValueError, match="page beside it"):
+        gpu_suite.main(["--virtual", "--json", str(tmp_path / "x.md")])
+
+
 @pytest.mark.parametrize(("words", "flag"), [(["compare"], "--picture"), (["trace", "stats", "sample:demo"], "--plot"), (["report", "x"], "--plot"), (["kernels", "plot", "x"], None)])
 def test_a_picture_of_no_known_form_is_refused_before_anything_runs(words, flag, capsys, tmp_path):
     place = str(tmp_path / "picture.xyz")

@@ -33,7 +33,9 @@ def test_shares_are_sorted_means_over_layers(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "said"), [(["--systems", "vllm"], "no planner or machine 'vllm'"), (["--machine", "h900"], "'h900'"),
-                                             (["--gpu-memory", "12"], "wanted bytes with a unit")])  # fmt: skip
+                                             *((["--host-memory", size], "--host-memory: '") for size in ("12", "12zz", "0GiB", ""))])  # fmt: skip
 def test_bad_input_is_named(words, said, capsys):
-    assert main([*WORDS, *words]) == 2
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main([*WORDS, *words]))
+    assert ended.value.code == 2
     assert said in capsys.readouterr().err

@@ -15,8 +15,8 @@ from apexk.sim import trace
 from apexk.sim.cells import Cell, TraceSpec, interval, run_table
 from apexk.sim.demand import demand_of
 from apexk.sim.generate import Shape, generate
+from apexk.sim.named import REFERENCES
 from apexk.sim.offset import refit
-from apexk.sim.references import NAMES
 from apexk.sim.run import prior_of, simulate
 
 spec = importlib.util.spec_from_file_location("oracle", Path(__file__).parents[1] / "engine" / "oracle.py")
@@ -115,7 +115,7 @@ def test_simulate_verb(tmp_path, capsys):
                  "--change", "cpu.c0=0.3", "--json", str(out)])
     assert code == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 2 * (2 + len(NAMES)) and all(r["modelled"] for r in rows)
+    assert len(rows) == 2 * (2 + len(REFERENCES)) and all(r["modelled"] for r in rows)
     assert "% clairvoyant" in capsys.readouterr().out
 
 

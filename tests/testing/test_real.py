@@ -8,7 +8,8 @@ import apexk.testing
 from apexk.hf.inspect import find_experts
 from apexk.hf.loader.skeleton import skeleton
 from apexk.store.block import ExpertBlock
-from apexk.testing.real import random_weights, real_config, shapes
+from apexk.testing.real import random_weights, real_config
+from apexk.testing.shapes import shapes
 
 
 @pytest.mark.parametrize("name", sorted(shapes()))
