@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from apexk.arguments import MOST
 from apexk.hardware import OVERRIDES, Hardware, load
 from apexk.policy import registry
 from apexk.policy.base import SCOPES
@@ -19,7 +20,6 @@ DEVICES = ("virtual", "cpu", "cuda")
 TRANSFERS = ("copy_engine", "sm_gather")
 PAYLOADS = ("plain", "int8", "int4")
 DENSE = ("kernels", "torch")
-MOST = (1 << 31) - 1  # of any whole number: what the arrays that it sizes can be asked for
 #: settings that the user, then the hardware file, may set; the design's defaults table says why these values
 DEFAULTS = {
     "cost": "affine",
