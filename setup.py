@@ -9,7 +9,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 KERNEL_ROOMS = ["triton", "cpu", "cuda", "bench", "aot"]
-NATIVE_ROOMS = {"apexk/device/native": ["_apexk_transfer", "_apexk_fake_cuda"], "apexk/policy/native": ["_apexk_scan"]}
+NATIVE_ROOMS = {"apexk/device/native": ["_apexk_transfer", "_apexk_fake_cuda"], "apexk/policy/native": ["_apexk_policy"]}
 
 
 def build_script(room: str):

@@ -18,7 +18,7 @@ import numpy as np
 
 from apexk import hardware
 from apexk.policy.apex import Apex
-from apexk.policy.evict import LayerUtility
+from apexk.policy.utility import LayerUtility
 from apexk.policy.types import PolicyOptions
 from apexk.sim import references
 from apexk.sim.demand import Demand, demand_of

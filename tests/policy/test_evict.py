@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from apexk.policy.evict import LayerUtility, LearntUtility, exact_candidates, prefetch_candidates
+from apexk.policy.evict import exact_candidates, prefetch_candidates
+from apexk.policy.utility import LayerUtility, LearntUtility
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 1.0])

@@ -16,6 +16,7 @@ from apexk.policy.apex import WAVES_GAIN, Apex
 from apexk.policy.cost_affine import AffineCosts
 from apexk.policy.cost_rates import RateCosts
 from apexk.policy.fiddler import SCRATCH_SLOTS
+from apexk.policy.native import library
 from apexk.policy.native import scan as native
 from apexk.policy.scan import choose, choose_ref
 from apexk.policy.types import InFlight, RouteView
@@ -97,23 +98,23 @@ def test_what_it_cannot_read_is_left_to_python(monkeypatch, caplog):
     for expert in (5, 9, -1):
         with pytest.raises(ValueError, match=f"in-flight expert {expert} of layer 0 is not a missed expert"):
             choose(replace(plain, in_flight=InFlight(expert, 0.5)))
-    monkeypatch.setattr(native, "LIBRARY", Path("/nowhere/scan.so"))
-    native._library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", Path("/nowhere/scan.so"))
+    library.load.cache_clear()
     with caplog.at_level(logging.WARNING, logger="apexk"):
         assert [native.decide(plain), native.decide(plain)] == [None, None] and choose(plain) == choose_ref(plain)
-    assert [record.message for record in caplog.records] == ["plans are made in Python, which takes several times as long: /nowhere/scan.so is not built"]
-    native._library.cache_clear()
+    assert [record.message for record in caplog.records] == ["policies run in Python, which takes several times as long: /nowhere/scan.so is not built"]
+    library.load.cache_clear()
 
 
 def test_a_library_that_is_none_is_left_to_python(monkeypatch, caplog, tmp_path):
     (tmp_path / "scan.so").write_bytes(b"half a file")
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "scan.so")
-    native._library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "scan.so")
+    library.load.cache_clear()
     plain = RouteView(0, 0, "decode", 1, {3: 2, 5: 1}, frozenset({5}), 9, RateCosts(1.0, 1.0, 1.0))
     with caplog.at_level(logging.WARNING, logger="apexk"):
         assert native.decide(plain) is None and choose(plain) == choose_ref(plain)
     assert "scan.so" in caplog.text and "build it again" in caplog.text
-    native._library.cache_clear()
+    library.load.cache_clear()
 
 
 @pytest.mark.parametrize(("slots", "scratch"), [(5, 0), (0, 5), (0, 0)])

@@ -1,4 +1,4 @@
-"""Compiles the native form of a decision. See `kernels/cpu/build.py`, whose compiler and flags it uses.
+"""Compiles the native forms of a decision and of utilities. See `kernels/cpu/build.py`, whose compiler and flags it uses.
 
 Standard library only, so that `setup.py` can execute this file before anything is installed.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CPU = HERE.parents[2] / "kernels" / "cpu"
-LIBRARY = "_apexk_scan"
+LIBRARY = "_apexk_policy"
 
 
 def build(name: str = LIBRARY, out_dir: Path = HERE, flags: Sequence[str] = ()) -> Path:
@@ -19,10 +19,10 @@ def build(name: str = LIBRARY, out_dir: Path = HERE, flags: Sequence[str] = ()) 
     spec = importlib.util.spec_from_file_location("apexk_cpu_build", CPU / "build.py")
     cpu = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cpu)
-    source, target = HERE / "src" / "scan.cpp", out_dir / f"{name}.so"
-    if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in (source, Path(__file__))):
+    sources, target = sorted((HERE / "src").glob("*.cpp")), out_dir / f"{name}.so"
+    if not target.exists() or target.stat().st_mtime < max(path.stat().st_mtime for path in (*sources, Path(__file__))):
         target.parent.mkdir(parents=True, exist_ok=True)
-        cpu._call([*cpu.compiler(), *cpu.COMMON_FLAGS, "-shared", f"-Wl,-soname,{name}.so", *flags, source], target)
+        cpu._call([*cpu.compiler(), *cpu.COMMON_FLAGS, "-shared", f"-Wl,-soname,{name}.so", *flags, *sources], target)
     return target
 
 

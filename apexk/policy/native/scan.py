@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
-from functools import cache
-from pathlib import Path
 from struct import Struct, error, pack, unpack_from
-
-from apexk.inputs import tell_if_older
 
 from ..cost_affine import AffineCosts
 from ..cost_rates import RateCosts
 from ..types import Plan, RouteView
-
-LIBRARY = Path(__file__).with_name("_apexk_scan.so")
-
-log = logging.getLogger("apexk")
+from .library import load
 
 _REQUEST = Struct("=11d9q")
 _ANSWER = Struct("=2d3q")
@@ -38,26 +30,10 @@ class _Room(threading.local):
 _room = _Room()
 
 
-@cache
-def _library() -> ctypes.PyDLL | None:
-    """Kept under Python's lock: a decision is shorter than giving it away. None where the library was not built."""
-    if not LIBRARY.is_file():
-        log.warning("plans are made in Python, which takes several times as long: %s is not built", LIBRARY)
-        return None
-    tell_if_older(LIBRARY, LIBRARY.parent, "apexk/policy/native/build.py")
-    try:
-        library = ctypes.PyDLL(str(LIBRARY))
-    except OSError as broken:
-        log.warning("plans are made in Python, which takes several times as long: %s: build it again", broken)
-        return None
-    library.apexk_scan.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p]
-    return library
-
-
 def decide(view: RouteView, limit: int | None = None, *, slots: int = 0, scratch: int = 0, gain: float = 0.0, spills: bool = False) -> Plan | None:
     """`scan.choose`, then waves through up to `scratch` of `slots` slots that must gain the share `gain` (none where either is 0), then `scan.spill` if
     `spills`. None where Python has to do it: the library is not built, costs are of another kind than these two, or the view is refused."""
-    library, costs = _library(), view.costs
+    library, costs = load(), view.costs
     if library is None:
         return None
     if type(costs) is AffineCosts:
