@@ -62,7 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask() -> str:
+    """A line, empty at the end. One that no terminal shows beside the answer is written before it: what is kept in a file reads as the terminal does."""
+    typed, shown = sys.stdin.isatty(), sys.stdout is not None and sys.stdout.isatty()
+    if typed and not shown:
+        print("> ", end="", file=sys.stderr, flush=True)
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        line = input("> " if typed and shown else "")
     except EOFError:
         return ""
+    if line.strip() and not (typed and shown):
+        print(f"> {line}", flush=True)
+    return line

@@ -80,8 +80,24 @@ def test_chat(wanted, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([TEXTS[0], "/stats", "/clear", "/help", "word " * 4000, TEXTS[1]]) + "\n"))
     assert run("chat", "--tokens", 8, "--device", "cpu") == 0
     out = capsys.readouterr()
-    assert [line.strip() for line in out.out.strip().split("\n") if line.strip()] == [w.strip() for answer in wanted[0][:2] for w in answer.strip().split("\n")]
+    said = [["> " + TEXTS[0], *wanted[0][0].strip().split("\n")], ["> /stats"], ["> /clear"], ["> /help"], ["> " + "word " * 4000], ["> " + TEXTS[1], *wanted[0][1].strip().split("\n")]]
+    assert [line.strip() for line in out.out.split("\n") if line.strip()] == [line.strip() for part in said for line in part]
     assert "no chat template" in out.err and "exceed the model's context" in out.err and "decode steps" in out.err and "no command /help" in out.err
+
+
+@pytest.mark.parametrize(("typed", "shown"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_question_is_in_the_output_once(typed, shown, monkeypatch, capsys):
+    """A terminal shows what is typed into it; everything else is written."""
+    from apexk.cli import chat
+
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": (asked.append(prompt), "Who?")[1])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: typed, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: shown, raising=False)
+    assert chat._ask() == "Who?"
+    out = capsys.readouterr()
+    both = typed and shown
+    assert (asked, out.out, out.err) == (["> " if both else ""], "" if both else "> Who?\n", "> " if typed and not shown else "")
 
 
 BAD = [
