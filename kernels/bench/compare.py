@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,15 +38,17 @@ def commit_of(revision: str) -> str | None:
 
 
 @contextmanager
-def checkout(commit: str):
-    """A worktree of `commit` with its native library built; removed at the end, as are those that killed runs have left."""
+def checkout(commit: str, say: Callable[[str], None]):
+    """A worktree of `commit` with its native library built; removed at the end, as are those that killed runs have left. `say` gets a line for each long step."""
     _remove_left()
     with tempfile.TemporaryDirectory(prefix=FOLDER) as folder, open(Path(folder) / LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tree = Path(folder) / "tree"
         try:
+            say(f"checking out {commit[:10]} into a worktree")
             _run(["git", "worktree", "add", "--detach", str(tree), commit], ROOT)
             if (tree / "kernels" / "cpu" / "build.py").is_file():
+                say(f"building the CPU kernels of {commit[:10]}")
                 _run([sys.executable, "kernels/cpu/build.py"], tree)
             yield tree
         finally:

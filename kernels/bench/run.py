@@ -81,7 +81,10 @@ def _measure_all(args, here, other, kept) -> int:
         rows += [_roof_row(device, roof) for roof in roofs_of(device)]
     groups = competitors(here) if args.against and not other else [[case] for case in here]
     end, left_out = time.monotonic() + args.within, 0
+    nothing_kept = not (args.json or args.jsonl or other or args.baseline)
     for group in groups:
+        if nothing_kept and getattr(sys.stdout, "unheard", False):  # the reader has left
+            return FAILED if failed else DONE
         if time.monotonic() > end:
             left_out += len(group)
             continue
@@ -143,10 +146,19 @@ def _other_revision(args, here):
     if not args.against or not _is_revision(args):
         yield None
         return
-    print(f"building {args.against[0]} in a worktree", file=sys.stderr)
-    with compare.checkout(compare.commit_of(*args.against)) as tree:
+
+    def measured():
+        _say(f"measuring {len(names)} cases at {args.against[0]}")
+        return compare.rows_of(tree, names, args.budget)
+
+    with compare.checkout(compare.commit_of(*args.against), _say) as tree:
+        _say(f"asking {args.against[0]} which cases it has")
         names = compare.names_of(tree, [case.name for case in here], *args.against)
-        yield lambda: compare.rows_of(tree, names, args.budget)
+        yield measured
+
+
+def _say(text) -> None:
+    print(f"bench: {text} ...", file=sys.stderr, flush=True)
 
 
 def measure(group, *, check=True, budget_s=1.0):

@@ -1,6 +1,7 @@
 """The benchmark runner: what it refuses, what a row holds, and that nothing wrong is ever timed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_the_registry_serves_every_file_and_names_are_unique():
     assert {"moe_ffn", "moe_layer", "routing", "ranking", "permute", "unpermute", "combine", "gated_gemm", "grouped_gemm"} <= ops
     assert len({c.name for c in cases}) == len(cases)
     assert any(c.device == "cpu" for c in cases) and any(c.device == "cuda" for c in cases)
+
+
+@pytest.mark.parametrize("kept", [[], ["--json"], ["--jsonl"]], ids=str)
+def test_a_run_that_nobody_reads_ends_at_the_next_case(kept, monkeypatch, tmp_path):
+    """Unless its rows are to be written into a file."""
+    from apexk import cli
+
+    cases = [case(f"op{i}") for i in range(3)]
+    with_cases(monkeypatch, *(built for built, _ in cases))
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = [str(tmp_path / "rows")] if kept else []
+    with open(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert cli.main(["kernels", "bench", "--budget", "0", *kept, *out]) == cli.DONE
+    assert [len(made) for _, made in cases] == ([1, 1, 1] if kept else [1, 0, 0])
 
 
 def test_a_case_is_compared_with_limits_of_its_own_turns(monkeypatch):

@@ -119,6 +119,8 @@ def test_against_another_commit(bench, repository, tmp_path, capsys):
     (ours,) = json.loads(out.read_text())["rows"]
     assert ours["baseline"]["source"] == "HEAD~2" and ours["baseline"]["p50_ns"] == 1e6
     assert ours["command"] == "apexk kernels bench ffn/cpu-avx2/cpu/bf16/1"
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bench: ")]
+    assert [" ".join(line.split()[1:3]) for line in told] == ["checking out", "asking HEAD~2", "measuring 1", "measuring 1"], "each step that takes its time"
     assert len(repository("worktree", "list").splitlines()) == 1, "the worktree is gone"
     assert run.main(["--against", "no-such-thing"]) == run.MISUSE
     assert "or a git revision" in capsys.readouterr().err
