@@ -172,7 +172,7 @@ class CudaDevice:
         return work
 
     def run_slots(self, at: At, rows: Rows, slots: Mapping[int, int], loads: Mapping[int, int], kind: str, after: Sequence[Operation]) -> Operation:
-        pairs, slot_of = self._buffer(rows).pairs, self._tables.take(slots)
+        pairs, slot_of = self._buffer(rows).pairs, self._tables.of(slots)
         for earlier in last_of_all(after):
             wait(self.runtime, self._compute, earlier)
         operation = Operation(at, kind, "gpu", facts=lambda: {"experts": slots, "loads": loads, "names": (accesses.slot_ffn, slots, rows.buffer, rows.sides)})
@@ -203,7 +203,7 @@ class CudaDevice:
     def accumulate(self, at: At, rows: Rows, experts: Sequence[int]) -> Operation:
         if not rows.summed and len(self._sums) < self._whole:
             self._sums = self.runtime.empty_device((self._whole, self.store.block.hidden), torch.float32)
-        pairs, sums, mark = self._buffer(rows).pairs, rows.of(self._sums), self._tables.take(dict.fromkeys(experts, 0))
+        pairs, sums, mark = self._buffer(rows).pairs, rows.of(self._sums), self._tables.of(dict.fromkeys(experts, 0))
         before = sums if rows.summed else None  # by now: kernels may be launched later
         operation = Operation(at, "combine", "gpu", facts=lambda: {"tokens": rows.tokens, "names": (accesses.accumulate, experts, rows.start)})
         return self._timed(operation, self._compute, lambda: self.kernels.combine(
@@ -218,7 +218,7 @@ class CudaDevice:
                 wait(self.runtime, self._compute, earlier)
         summed, parts = rows.start if rows.summed else None, {}
         if rows.summed:
-            parts = {"topk_ids": rows.topk_ids, "slot_of": self._tables.take(dict.fromkeys(experts, 0)), "partial": rows.of(self._sums)}
+            parts = {"topk_ids": rows.topk_ids, "slot_of": self._tables.of(dict.fromkeys(experts, 0)), "partial": rows.of(self._sums)}
         operation = Operation(at, "combine", "gpu", facts=lambda: {
             "tokens": rows.tokens, "names": (accesses.combine, experts, rows.buffer, summed, None, rows.sides)})
         return self._timed(operation, self._compute, lambda: self.kernels.combine(pairs, rows.topk, out, shared, **parts))
@@ -299,7 +299,7 @@ class CudaDevice:
         for _, experts, ids in work.jobs:
             taken.setdefault(id(ids), (ids, {}))[1].update(dict.fromkeys(experts, 0))
         for ids, experts in taken.values():  # one but for split experts
-            mark = self._tables.take(experts)
+            mark = self._tables.of(experts)
             self.runtime.launch(self._back, lambda ids=ids, mark=mark: self.kernels.take_rows(host, ids, mark, pairs))
         self.runtime.record(self._returned, self._back)
         self.runtime.wait(self._compute, self._returned)
@@ -318,6 +318,7 @@ class CudaDevice:
             self._row(at, "attention", "gpu", (min(self._merged_ns, arrived), arrived), {"names": (accesses.attention,)})
             self._row(at, "route", "gpu", (min(arrived, end), end), {"tokens": rows.tokens, "names": (accesses.route,)})
         self._tables.reset()
+        self.copies.reset()
         for buffer in self._buffers.values():
             buffer.release()
 

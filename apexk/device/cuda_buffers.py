@@ -101,32 +101,38 @@ class Ranks:
         return found
 
 
-class Tables:
-    """int32 `[E]` tables that kernels read from mapped host memory: a copy to the device would queue behind experts.
+class PinnedRows:
+    """int32 rows `[width]` in mapped host memory, written by the host and read by streams later.
 
-    All of a layer's tables are different ones; `reset` lets the next layer use them again.
+    All that are taken within a layer are different ones; `reset` lets the next layer use them again.
     """
 
-    def __init__(self, runtime: CudaRuntime, experts: int, count: int = 32):
-        self._runtime, self._experts, self._count = runtime, experts, count
-        self._host: list = []
-        self._device: list[torch.Tensor] = []
+    def __init__(self, runtime: CudaRuntime, width: int, count: int = 32):
+        self._runtime, self._width, self._count = runtime, width, count
+        self._rows: list[tuple] = []
         self._next = 0
 
-    def take(self, values: Mapping[int, int]) -> torch.Tensor:
-        """`values[e]` for the experts in it, -1 for the others, as the device sees it."""
-        if self._next == len(self._host):
-            stride = -(-self._experts // 4) * 4  # all aligned alike: kernels are compiled once
+    def take(self) -> tuple:
+        """The next one, a numpy array, and the same as a tensor that the device sees."""
+        if self._next == len(self._rows):
+            stride = -(-self._width // 4) * 4  # all aligned alike: kernels are compiled once
             memory = self._runtime.empty_pinned((self._count, stride), torch.int32)
-            self._host += list(memory.numpy()[:, : self._experts])
-            self._device += list(self._runtime.device_view(memory)[:, : self._experts])
-        table, self._next = self._next, self._next + 1
-        host = self._host[table]
+            self._rows += zip(memory.numpy()[:, : self._width], self._runtime.device_view(memory)[:, : self._width], strict=True)
+        row, self._next = self._next, self._next + 1
+        return self._rows[row]
+
+    def reset(self) -> None:
+        self._next = 0
+
+
+class Tables(PinnedRows):
+    """Tables of experts that kernels read where they are: a copy to the device would queue behind experts."""
+
+    def of(self, values: Mapping[int, int]) -> torch.Tensor:
+        """`values[e]` for the experts in it, -1 for the others, as the device sees it."""
+        host, device = self.take()
         host.fill(-1)
         cells = memoryview(host)  # item by item: half the time of an assignment by lists
         for expert, value in values.items():
             cells[expert] = value
-        return self._device[table]
-
-    def reset(self) -> None:
-        self._next = 0
+        return device

@@ -158,10 +158,14 @@ class Copies:
 
     def _gather(self, layer: int, copies: list[tuple[int, int]], start: Event, end: Event) -> list[int]:
         self._runtime.record(start, self._stream)
-        for expert, slot in copies:
-            self._runtime.launch(self._stream, lambda expert=expert, slot=slot: self.gather.copy(layer, expert, slot))
+        self.gather.copy(layer, copies, self._stream)
         self._runtime.record(end, self._stream)
         return [0] * len(copies)
+
+    def reset(self) -> None:
+        """A layer was routed: the exact copies of the one before are done."""
+        if self.gather is not None:
+            self.gather.reset()
 
     def wait_ms(self) -> float:
         return self._channel.in_flight_bytes() / self._bytes_per_ms

@@ -209,8 +209,16 @@ def test_a_store_that_cannot_be_pinned_still_works(trained, plain, fake_gpu, cap
 
 @pytest.mark.parametrize("policy", ["ea_only", "apex", "freetoken_q"])  # the last one's slots are for any layer
 def test_exact_copies_by_a_kernel(run, policy):
-    info = run((1, 3), policy=policy, pool=6, transfer="sm_gather", use=lambda handle, runtime: handle.info())
-    assert info["transfer"] == "sm_gather"
+    launches = []
+
+    def before(handle, runtime):
+        kernels = handle.engine.device.kernels
+        gather = kernels.gather
+        kernels.gather = lambda blocks, experts, *rest: (launches.append(len(experts)), gather(blocks, experts, *rest))
+
+    info = run((1, 3), policy=policy, pool=6, transfer="sm_gather", before=before, use=lambda handle, runtime: (handle.info(), handle.summary()))
+    assert info[0]["transfer"] == "sm_gather"
+    assert max(launches) > 1 and sum(launches) == sum(phase["exact"] for phase in info[1].values()), "a launch for each call, not for each expert"
 
 
 def test_a_kernel_needs_a_pinned_store(run, monkeypatch, caplog):
