@@ -10,7 +10,7 @@ from torch import nn
 from apexk.hf.forward import is_replaced
 from apexk.hf.inspect import Experts
 from apexk.kernels.cpu.ffn import HostFFN
-from apexk.kernels.cpu.linear import compute, unfit
+from apexk.kernels.cpu.linear import Prepared
 
 DTYPES = (torch.bfloat16, torch.float16)  # torch's float32 products are as fast as ours
 
@@ -18,27 +18,42 @@ DTYPES = (torch.bfloat16, torch.float16)  # torch's float32 products are as fast
 class DenseForward:
     """`forward` of one `nn.Linear`: sums in float32, rounded once. Weight and bias are the module's at the time of the call.
 
-    The layer's own `forward` runs where a gradient may be wanted, under autocast, and where x, weight or bias do not fit the
-    kernel (`unfit`). A deep copy or a pickle of the layer has its own `forward` again.
+    The layer's own `forward` runs where a gradient may be wanted, under autocast, in a compiled model, and where x, weight or
+    bias do not fit the kernel. A deep copy or a pickle of the layer has its own `forward` again.
     """
 
     def __init__(self, module: nn.Linear, ffn: HostFFN, handle):
         self.handle = handle
         self._module, self._ffn = module, ffn
+        self._prepared: Prepared | None = None
 
-    @torch.compiler.disable
+    # Few steps, and no decorator: by the time that a layer is called the one before has swept the caches, and all that Python
+    # touches comes from memory (a hundred microseconds a call, where it takes fifteen in a loop).
     def __call__(self, input: torch.Tensor) -> torch.Tensor:  # the name that nn.Linear has for it
-        module, handle = self._module, self.handle
-        weight, bias = module.weight, module.bias
-        if served(input, weight, bias):
-            x = input if input.dim() == 2 else input.flatten(0, -2)
-            if unfit(x, weight, bias) is None:
-                with handle.engine.lock:
-                    if not handle.restored:  # by another thread, since this pass came to the layer
-                        y = torch.empty((*input.shape[:-1], weight.shape[0]), dtype=input.dtype)
-                        compute(self._ffn, x, weight, bias, y, with_torch=True)
+        module = self._module
+        if not torch.compiler.is_compiling() and type(input) is torch.Tensor and input.is_cpu:
+            parameters = module._parameters
+            weight, bias = parameters.get("weight"), parameters.get("bias")
+            handle = self.handle
+            with handle.engine.lock:
+                prepared = self._prepare(weight, bias)
+                if prepared is not None and input.dtype is prepared.dtype and not handle.restored and not _differs(input, weight, bias):
+                    shape = input.shape
+                    if len(shape) > 1 and shape[-1] == prepared.inputs:
+                        y = torch.empty((*shape[:-1], prepared.outputs), dtype=prepared.dtype)
+                        prepared(input.contiguous(), y)
                         return y
         return type(module).forward(module, input)
+
+    def _prepare(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> Prepared | None:
+        """For these, which may be others than at the last call; None where they do not fit."""
+        if self._prepared is None or weight is None or not self._prepared.holds(weight, bias):
+            fits = weight is not None and weight.dtype in DTYPES
+            try:
+                self._prepared = Prepared(self._ffn, weight, bias, with_torch=True) if fits else None
+            except (TypeError, ValueError):
+                self._prepared = None
+        return self._prepared
 
     def __deepcopy__(self, memo):
         copied = memo[id(self._module)]
@@ -48,11 +63,11 @@ class DenseForward:
         return getattr, (self._module, "forward")
 
 
-def served(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether this is a plain call without gradients; the kernel's own conditions come on top."""
-    if type(x) is not torch.Tensor or x.dim() < 2 or weight.dtype not in DTYPES or torch.is_autocast_enabled("cpu"):
-        return False
-    return not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad))
+def _differs(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether torch would do more than to compute the rows."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad):
+        return True
+    return torch.is_autocast_enabled("cpu")
 
 
 def layers(model: nn.Module, experts: Experts) -> list[nn.Linear]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from apexk.kernels.cpu.ffn import HostFFN
-from apexk.kernels.cpu.linear import linear
+from apexk.kernels.cpu.linear import Prepared, linear
 
 # none and one; groups of tokens and one more; where panels begin; one beyond a unit; several units
 TOKENS = [0, 1, 2, 3, 7, 33, 41, 145, 400]
@@ -90,8 +90,8 @@ X, W, B = (3, 8), (4, 8), (4,)
     pytest.param(torch.zeros(X), torch.zeros(W), torch.zeros(B).half(), TypeError, "all of one", id="bias of another dtype"),
     pytest.param(torch.zeros(X).double(), torch.zeros(W).double(), None, TypeError, "float64", id="float64"),
     pytest.param(torch.zeros(X, device="meta"), torch.zeros(W), None, ValueError, "on the CPU", id="elsewhere"),
-    pytest.param(torch.zeros(2, 3, 8), torch.zeros(W), None, ValueError, "wanted x", id="three dimensions"),
-    pytest.param(torch.zeros(3, 7), torch.zeros(W), None, ValueError, "wanted x", id="other widths"),
+    pytest.param(torch.zeros(2, 3, 8), torch.zeros(W), None, ValueError, "x must be", id="three dimensions"),
+    pytest.param(torch.zeros(3, 7), torch.zeros(W), None, ValueError, "x must be", id="other widths"),
     pytest.param(torch.zeros(3, 0), torch.zeros(4, 0), None, ValueError, "at least one", id="no column"),
     pytest.param(torch.zeros(X), torch.zeros(0, 8), None, ValueError, "at least one", id="no row"),
     pytest.param(torch.zeros(X), torch.zeros(8, 4).T, None, ValueError, "contiguous", id="transposed weight"),
@@ -103,6 +103,37 @@ X, W, B = (3, 8), (4, 8), (4,)
 def test_what_does_not_fit_is_refused(x, weight, bias, error, text):
     with HostFFN(threads=1) as ffn, pytest.raises(error, match=text):
         linear(ffn, x, weight, bias)
+
+
+@pytest.mark.parametrize(("weight", "bias", "error"), [
+    pytest.param([[1.0]], None, TypeError, id="no tensor"),
+    pytest.param(torch.zeros(4), None, ValueError, id="one dimension"),
+    pytest.param(torch.zeros(8, 4).T, None, ValueError, id="transposed"),
+    pytest.param(torch.zeros(W), torch.zeros(B).half(), TypeError, id="bias of another dtype"),
+])  # fmt: skip
+def test_what_cannot_be_prepared_is_refused(weight, bias, error):
+    with HostFFN(threads=1) as ffn, pytest.raises(error):
+        Prepared(ffn, weight, bias)
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_prepared_layers_give_the_same_bits(ffn, with_torch):
+    weight, bias = normal(17, 100, seed=1), normal(17, seed=2)
+    for own in (None, bias):
+        prepared = Prepared(ffn, weight, own, with_torch=with_torch)
+        for shape in ((3, 100), (0, 100), (2, 7, 100), (1, 1, 100), (100,), (300, 100)):
+            x, y = normal(*shape), torch.full((*shape[:-1], 17), torch.nan, dtype=torch.bfloat16)
+            prepared(x, y)
+            assert torch.equal(y, linear(ffn, x.view(-1, 100), weight, own).view(y.shape))
+
+
+def test_prepared_layers_know_their_weight(ffn):
+    weight, bias = normal(16, 16, seed=1), normal(16, seed=2)
+    prepared = Prepared(ffn, weight, bias)
+    weight.fill_(1.0)
+    assert prepared.holds(weight, bias) and prepared.holds(weight.detach(), bias.view(16))
+    others = [(weight.clone(), bias), (weight, None), (weight, bias.clone()), (weight.T, bias), (weight[:8], bias), (weight.view(torch.float16), bias), (weight.view(-1), bias)]
+    assert not any(prepared.holds(*other) for other in others)
 
 
 def test_a_closed_pool_is_refused():
