@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_session_arguments(parser)
     parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
     parser.add_argument("--port", type=whole(), default=8000, help="default: 8000")
-    parser.add_argument("--continuous-batching", action="store_true", help="the library's continuous batching with paged attention")
+    parser.add_argument("--continuous-batching", action="store_true", help="several requests at once: the library's continuous batching with paged attention")
     parser.add_argument("--chat-template", metavar="FILE|plain", help="for a model without one, which otherwise answers /v1/completions only: a Jinja file, or plain (messages one a line)")
 
 

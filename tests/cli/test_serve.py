@@ -1,7 +1,10 @@
 """`transformers serve` with the swapped small model, asked by OpenAI's own client."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -38,14 +41,14 @@ def served():
         yield session, listening(stack, session)
 
 
-def listening(stack: ExitStack, session: Session) -> int:
+def listening(stack: ExitStack, session: Session, **how) -> int:
     """Port of a server that is there until the stack ends."""
     from apexk.bench.serving import served
 
     for _ in range(5):
         with suppress(OSError):  # the port was taken between asking for a free one and listening on it
             port = free_port()
-            stack.enter_context(served(session, host="localhost", port=port))
+            stack.enter_context(served(session, host="localhost", port=port, **how))
             return port
     raise AssertionError("every port was taken")
 
@@ -135,21 +138,22 @@ ENDLESS = [
 def test_a_request_ends_with_the_context(served, change, status, said):
     """The server takes the next request all the same: it runs one at a time, and to its end."""
     _, port = served
-
-    def ask(body):
-        request = urllib.request.Request(f"http://localhost:{port}/v1/completions", json.dumps({"model": "demo", "prompt": TEXT, "temperature": 0.0} | body).encode(),
-                                         {"Content-Type": "application/json"})  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=300) as reply:
-                return reply.status, json.load(reply)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    code, told = ask(change)
+    code, told = answered(port, change)
     assert code == status and said in json.dumps(told)
     if status == 200:
         assert told["usage"]["total_tokens"] == CONTEXT
-    assert ask({"max_tokens": 1})[0] == 200
+    assert answered(port, {"max_tokens": 1})[0] == 200
+
+
+def answered(port, change) -> tuple[int, dict]:
+    """Status and answer of a request."""
+    request = urllib.request.Request(f"http://localhost:{port}/v1/completions", json.dumps({"model": "demo", "prompt": TEXT, "temperature": 0.0} | change).encode(),
+                                     {"Content-Type": "application/json"})  # fmt: skip
+    try:
+        with urllib.request.urlopen(request, timeout=300) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 def ask(port, stream) -> socket.socket:
@@ -171,6 +175,92 @@ class Steps:
         self.count += 1
         if self.count == 3:
             self.then()
+
+
+INTERRUPTED = """
+import socket, sys
+from apexk.bench import serving, session
+from apexk.cli import main
+real, port = session.open_session, sys.argv[1]
+serving.GRACE_S = 600  # however slow the machine
+
+def opened(*args, **how):
+    found, passes = real(*args, **how), []
+    def step(*_):
+        passes.append(1)
+        print("pass", flush=True)
+        if len(passes) == 3:
+            print("third", flush=True)
+            try:
+                while True: socket.create_connection(("localhost", int(port))).close()
+            except OSError: pass  # it takes no more: the signal is heard
+    found.source.model.register_forward_pre_hook(step)
+    return found
+
+session.open_session = opened
+sys.exit(main(["serve", "--device", "cpu", "--port", *sys.argv[1:]]))
+"""
+
+
+@needs_server
+@pytest.mark.parametrize(("number", "stream", "more"), [
+    (signal.SIGINT, True, []), (signal.SIGTERM, True, []), (signal.SIGTERM, False, []), (signal.SIGINT, True, ["--continuous-batching"]), (signal.SIGTERM, False, ["--continuous-batching"]),
+], ids=str)  # fmt: skip
+def test_a_signal_ends_the_server_at_the_next_token(number, stream, more):
+    """With a request open, in whose third pass the signal comes: the client gets an end of its answer, and neither a thread nor a process is left,
+    which the process would wait for or the pipes be held open by. Continuous batching has a pass on the way by then."""
+    port = free_port()
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(port), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            while "startup complete" not in (line := server.stderr.readline()):
+                assert line, "it ended"
+            client = ask_once_it_listens(port, stream)
+            while "third" not in (line := server.stdout.readline()):
+                assert line, "it ended"
+            server.send_signal(number)
+            said, errors = server.communicate(timeout=300)
+            answer = b""
+            while part := client.recv(65536):
+                answer += part
+        finally:
+            server.kill()
+    assert server.returncode == 128 + number and "Traceback" not in errors and "ERROR:" not in errors, errors
+    assert said.count("pass") <= (2 if more else 0)
+    if stream or not more:
+        assert b'"usage"' in answer and b'"completion_tokens":' in answer
+        assert more or b'"completion_tokens":3' in answer
+    else:
+        assert answer.startswith(b"HTTP/1.1 503")
+
+
+def ask_once_it_listens(port, stream):
+    while True:
+        with suppress(ConnectionRefusedError):
+            return ask(port, stream)
+
+
+@needs_server
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_continuous_batching_drops_a_request_whose_client_has_left(stream, monkeypatch):
+    """It would go on to the end of the context, which is 60 passes away; what the next request gets is what it asked for."""
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+
+    dropped, real = threading.Event(), ContinuousBatchingManager.cancel_request
+    monkeypatch.setattr(ContinuousBatchingManager, "cancel_request", lambda *args: (real(*args), dropped.set()))
+    session = open_session("demo", apexk.ApexConfig(device="cpu"))
+    session.source.model.config.max_position_embeddings = CONTEXT
+    with session.handle, ExitStack() as stack:
+        port = listening(stack, session, continuous_batching=True)
+        client = ask(port, stream)
+        heard = []
+        steps = Steps(session.source.model, lambda: (client.close(), heard.append(dropped.wait(120))))
+        assert dropped.wait(120)
+        for wanted, status in ((2, 200), (10**6, 200), (0, 400)):
+            code, told = answered(port, {"max_tokens": wanted})
+            assert code == status
+            assert code != 200 or told["usage"]["completion_tokens"] == min(wanted, CONTEXT - told["usage"]["prompt_tokens"])
+        steps.hook.remove()
+    assert heard == [True] and steps.count < 3 + 4 + 2 + CONTEXT
 
 
 @needs_server
