@@ -40,7 +40,7 @@ apexk_status run(apexk_pool *pool, const One *call, apexk_team_fn team) noexcept
     const int threads = pool->pool.threads();
     const apexk_status status = pool->pool.submit(*call, team == nullptr ? 1 : threads, nullptr, nullptr, &job);
     if (status != APEXK_OK) return status;
-    if (team != nullptr) {
+    if (team != nullptr && !job->single_file()) {
       team([](void *one) { static_cast<apexk::Job *>(one)->help(); }, job.get(), static_cast<unsigned>(threads), 0);
     }
     job->wait();

@@ -35,6 +35,7 @@ class Job {
   int enter();
   void work(int place, int node);  // computes tasks until none is left to take, those of the node first
   bool all_taken() const { return taken_.load(std::memory_order_relaxed) == tasks_; }
+  bool single_file() const { return tasks_ <= 2; }  // a layer's packing and its only rows: a second thread would but wait
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
   void help();           // takes part if there is a place
   void wait();           // helps, then waits for the others

@@ -65,7 +65,7 @@ apexk_status Pool::submit(const Call &call, int helpers, apexk_done_fn done, voi
   const apexk_status made = Job::create(call, isa_, threads(), machine_, arenas_, done, user, job);
   if (made != APEXK_OK || (*job)->all_taken()) return made;
 
-  const int wanted = threads() - helpers;
+  const int wanted = helpers > 0 && (*job)->single_file() ? 0 : threads() - helpers;
   if (wanted == 0) return APEXK_OK;
   {
     std::lock_guard lock(mutex_);
