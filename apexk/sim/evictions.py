@@ -18,8 +18,8 @@ import numpy as np
 
 from apexk import hardware
 from apexk.policy.apex import Apex
-from apexk.policy.utility import LayerUtility
 from apexk.policy.types import PolicyOptions
+from apexk.policy.utility import LayerUtility
 from apexk.sim import references
 from apexk.sim.demand import Demand, demand_of
 from apexk.sim.generate import MODELS, PRESETS, Routing, Shape, generate
