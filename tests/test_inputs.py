@@ -8,7 +8,7 @@ import pytest
 from apexk import inputs
 from apexk.device.native import library as transfer
 from apexk.kernels.cpu import library as cpu
-from apexk.policy.native import scan
+from apexk.policy.native import library as policies
 
 
 @pytest.mark.parametrize("folder", ["src", "include"])
@@ -25,7 +25,7 @@ def test_sources_newer_than_the_library(tmp_path, caplog, folder):
     assert "_some.so is older than loop.h" in caplog.text and "run `python some/build.py`" in caplog.text
 
 
-@pytest.mark.parametrize(("module", "load"), [(cpu, cpu.load), (transfer, transfer.load), (scan, scan._library)], ids=lambda m: getattr(m, "__name__", ""))
+@pytest.mark.parametrize(("module", "load"), [(cpu, cpu.load), (transfer, transfer.load), (policies, policies.load)], ids=lambda m: getattr(m, "__name__", ""))
 def test_every_native_library_is_looked_at(monkeypatch, module, load):
     asked = []
     monkeypatch.setattr(module, "tell_if_older", lambda *what: asked.append(what))
