@@ -1,6 +1,6 @@
 # Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv on first use and reuse it afterwards.
 #
-#   PYTHON   interpreter that makes .venv (default python3, 3.10 or newer)
+#   PYTHON   interpreter that makes .venv (default python3, 3.11 or newer)
 #   TORCH    what pip installs as torch; a CPU build is enough, e.g. TORCH='torch==2.13.0 --index-url <an index of CPU builds>'
 #   ARGS     passed on: make demo ARGS='--seed 3 --pool 8', make test ARGS='-k policy'
 

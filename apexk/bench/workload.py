@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 def encode(tokenizer: PreTrainedTokenizerBase | None, prompts: list[str], context: int, new_tokens: int) -> dict[str, torch.Tensor]:
     """A left-padded batch. Raises ValueError for an empty prompt or one that the context cannot hold with its answer."""
     if tokenizer is None:
-        raise ValueError("this model has no tokenizer (random weights): it takes no text, only lengths")
+        raise ValueError("this model has no tokenizer (random weights, or a folder without the tokenizer's files): it takes no text, only lengths")
     batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     lengths = batch["attention_mask"].sum(1).tolist()
     for prompt, length in zip(prompts, lengths, strict=True):

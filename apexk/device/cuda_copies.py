@@ -53,7 +53,7 @@ class Copies:
         self._loaded, self._loading = runtime.new_event(), False
         self._underway: dict[int, Underway] = {}
         self._owed: Running | None = None  # of the last stop, neither kept nor abandoned
-        self._limbo: list[Event] = []  # of copies that were stopped: their records may still be to come
+        self._limbo: list[Event] = []  # of copies that were stopped or failed: their records may still be to come
         self._tags = self._operations = 0
         self._bytes_per_ms = FIRST_BYTES_PER_MS
 
@@ -78,10 +78,11 @@ class Copies:
         if not any(errors):
             self._clock.add(operation)
             return [operation] * len(copies)
-        if all(errors):
-            self._clock.give(start, end)
-        else:
+        operation.experts = errors.count(0)
+        if operation.experts:
             self._clock.add(operation)
+        else:
+            self._limbo += [start, end]
         return [CopyFailed(f"CUDA error {error} for {nbytes} bytes of expert {expert} of layer {layer} into slot {slot}") if error else operation
                 for (expert, slot), error in zip(copies, errors, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import types
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ class BlockForward(LayerForward):
         return (out, topk_weights) if family.returns == "weights" else out
 
     def __deepcopy__(self, memo):
-        copied = memo[id(self._block)]
+        copied = copy.deepcopy(self._block, memo)
         return types.MethodType(type(copied).forward, copied)
 
     def __reduce__(self):
@@ -133,7 +134,7 @@ class ExpertsForward(LayerForward):
         return _without_gradient(out, hidden_states).view(hidden_states.shape)
 
     def __deepcopy__(self, memo):
-        copied = memo[id(self._module)]
+        copied = copy.deepcopy(self._module, memo)
         return types.MethodType(type(copied).forward, copied)
 
     def __reduce__(self):
@@ -157,7 +158,7 @@ class Outer:
         return type(self._block).forward(self._block, *args, **kwargs)
 
     def __deepcopy__(self, memo):
-        copied = memo[id(self._block)]
+        copied = copy.deepcopy(self._block, memo)
         return types.MethodType(type(copied).forward, copied)
 
     def __reduce__(self):

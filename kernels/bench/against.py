@@ -41,7 +41,7 @@ def choose(cases: list[Case], names: list[str]) -> tuple[list[Case], list[str]]:
     there = [name for name in known if name in PACKAGES or providers & {*ALIASES.get(name, (name,))}]
     absent = [name for name in names if name not in there]
     if absent:
-        raise ValueError(f"--against: none of these cases has {', '.join(absent)}; they have {', '.join(there)}")
+        raise ValueError(f"--against: none of these cases has {', '.join(absent)}; they have {', '.join(there)}; a pattern that names one provider leaves out the others'")
     wanted = {provider for name in names for provider in ALIASES.get(name, (name,))}
     missing = [name for name in names if name in PACKAGES and not importable(name)]
     return [case for case in cases if is_ours(case.provider) or case.provider in wanted], missing

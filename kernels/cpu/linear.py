@@ -19,7 +19,7 @@ def linear(ffn: HostFFN, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     Raises ValueError or TypeError where something does not fit.
     """
     _check(x, weight, bias)
-    y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
+    y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device="cpu")
     call = _call(weight, bias)
     call.x, call.y, call.tokens, call.x_stride = x.data_ptr(), y.data_ptr(), x.shape[0], max(x.stride(0), x.shape[1])
     raise_for(ffn.call_linear(byref(call), with_torch))

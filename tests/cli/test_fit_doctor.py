@@ -115,6 +115,7 @@ def test_fit_of_nonsense(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["fit", "qwen3.5-35b-a3b"], ["plan", "qwen3.5-35b-a3b"], ["payload", "--payload", "plain", "--pass-tokens", "8", "--tokens", "20"]], ids=" ".join)
 def test_the_librarys_warnings_are_not_the_askers(words):
     """In a process of its own: the library says each but once."""

@@ -249,6 +249,7 @@ SHOWN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_reader_who_leaves_is_no_error_and_files_are_written_all_the_same(name, stream, monkeypatch, capfd, tmp_path):

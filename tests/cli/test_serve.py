@@ -202,6 +202,7 @@ sys.exit(main(["serve", "--device", "cpu", "--port", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 @needs_server
 @pytest.mark.parametrize(("number", "stream", "more"), [
     (signal.SIGINT, True, []), (signal.SIGTERM, True, []), (signal.SIGTERM, False, []), (signal.SIGINT, True, ["--continuous-batching"]), (signal.SIGTERM, False, ["--continuous-batching"]),

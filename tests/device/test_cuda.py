@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import random
+import threading
 from ctypes import CFUNCTYPE, c_int32, c_void_p
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 
 import apexk
 from apexk.demo import model as demo
+from apexk.device.base import At, CopyFailed
 from apexk.device.checked import CheckedDevice
 from apexk.device.native.channel import Channel
 from apexk.device.native.hand_off import HandOffError
@@ -138,6 +140,28 @@ def test_a_failed_copy_runs_on_the_cpu_in_the_same_layer(run, monkeypatch, caplo
         found = run(policy=policy, part_tokens=part_tokens, pool=6, before=lambda handle, runtime: setattr(Channel, "runtime", runtime))
     assert failed and sum(found[phase]["failed_copies"] for phase in found) == len(failed)
     assert sum("its copy failed" in record.getMessage() for record in caplog.records) == len(failed)
+
+
+def test_events_of_failed_copies_are_used_again_once_they_are_done(trained, fake_gpu):
+    """A start that is still to come would be given another operation's time; and the link's rate is that of what was copied."""
+    model, _ = trained()
+    with fake_gpu(), apexk.swap(model, apexk.ApexConfig(device="cuda", pool=6)) as handle:
+        device, gate = handle.engine.device, threading.Event()
+        copies, at = device.copies, At(0, 0, "decode")
+        device.runtime.launch(copies._stream, gate.wait)
+        device.runtime.fail("memcpy", code=700)
+        (failed,) = device.copy_experts(at, {20: 0})
+        assert isinstance(failed, CopyFailed) and len(copies._limbo) == 2
+        device.stop_speculation(at, 4)
+        started = copies._limbo
+        assert len(started) == 1 and started[0] not in device.clock._free
+        gate.set()
+        device.runtime.synchronize_stream(copies._stream)
+        device.stop_speculation(at, 4)
+        assert not copies._limbo and device.clock._free[-1] is started[0]
+        device.runtime.fail("memcpy", after=1, code=700)
+        one, failed, other = device.copy_experts(at, {20: 0, 21: 1, 22: 2})
+        assert isinstance(failed, CopyFailed) and one is other and one.experts == 2
 
 
 def test_a_failed_prefetch_costs_its_victim_and_no_token(run, monkeypatch, caplog):

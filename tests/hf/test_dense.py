@@ -248,3 +248,70 @@ def test_inference_mode_in_between():
         with torch.inference_mode():
             assert torch.equal(model(input_ids=IDS).logits, first)
         assert torch.equal(logits(model), first)
+
+
+class Doubled(torch.Tensor):
+    """A weight that stands for twice its memory, as a quantised one stands for something else."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            x, weight, *rest = args
+            return nn.functional.linear(x, 2 * weight.as_subclass(torch.Tensor), *rest)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_weight_that_means_something_else_is_torchs(before):
+    model = made()
+    plain = logits(model)
+    doubled = nn.Parameter(model.lm_head.weight.detach().as_subclass(Doubled), requires_grad=False)
+    if before:
+        model.lm_head.weight = doubled
+    with apexk.swap(model, CPU):
+        model.lm_head.weight = doubled
+        assert ("lm_head" in replaced(model)) is not before
+        assert torch.allclose(logits(model), 2 * plain, rtol=0.05, atol=0.05)
+
+
+def test_what_stands_for_other_numbers_than_its_memory_is_torchs(head):
+    layer, x = head
+    own = type(layer).forward
+    with torch.no_grad():
+        for rows in (torch._neg_view(x), torch._efficientzerotensor(x.shape, dtype=x.dtype), x[0].to_sparse()):
+            assert torch.equal(layer(rows), own(layer, rows))
+        weight = layer.weight.detach().clone()
+        for other in (torch._neg_view(weight), weight[:, :0]):
+            layer.weight = nn.Parameter(other, requires_grad=False)
+            rows = x[..., : other.shape[1]]
+            assert torch.equal(layer(rows), own(layer, rows))
+
+
+def test_modes_transforms_and_traces_see_torchs_own(head):
+    from torch.autograd import forward_ad
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer, x = head
+    layer.requires_grad_(False)
+    exact = layer(x)
+    own = nn.functional.linear(x, layer.weight)
+    with torch.device("meta"):
+        assert torch.equal(layer(x), own)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert counter.get_total_flops() == 2 * x.numel() * layer.weight.shape[0]
+    assert torch.equal(torch.func.vmap(layer)(x), torch.func.vmap(lambda rows: nn.functional.linear(rows, layer.weight))(x))
+    with torch.no_grad(), forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        assert torch.equal(tangent, nn.functional.linear(torch.ones_like(x), layer.weight))
+    traced = torch.jit.trace(layer, (x,))
+    assert torch.equal(traced(2 * x), nn.functional.linear(2 * x, layer.weight))
+    assert torch.equal(layer(x), exact), "and the kernel again"
+
+
+def test_a_copy_of_the_forward_alone_is_of_a_copy_of_the_layer(head):
+    layer, x = head
+    copied = copy.deepcopy(layer.forward)
+    with torch.no_grad():
+        assert torch.equal(copied(x), type(layer).forward(layer, x))
+    assert copied.__self__ is not layer
