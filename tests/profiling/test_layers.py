@@ -165,10 +165,14 @@ def test_difference_of_two_runs(recording, tmp_path, capsys):
     assert [row["+cpu"] for row in layers] == pytest.approx([0, -0.4]) and layers[1]["cpu"] == pytest.approx(1.5)
     assert main([str(recording), str(other)]) == 0
     assert "decode: b against a" in capsys.readouterr().out
-    assert main([str(recording), str(other), str(recording), "--json", str(tmp_path / "all.json")]) == 0
+    third = tmp_path / "third.jsonl"
+    third.write_bytes(recording.read_bytes())
+    assert main([str(recording), str(other), str(third), "--json", str(tmp_path / "all.json")]) == 0
     assert "policy apex, pool 4" in capsys.readouterr().out
     runs = json.loads((tmp_path / "all.json").read_text())["runs"]
-    assert [run["phases"]["decode"]["totals"]["paper_cpu_ms"] for run in runs.values()] == pytest.approx([1.8, 1.6])
+    assert [run["phases"]["decode"]["totals"]["paper_cpu_ms"] for run in runs.values()] == pytest.approx([1.8, 1.6, 1.8])
+    assert main([str(recording), str(other), str(recording)]) == 2
+    assert "twice" in capsys.readouterr().err
 
 
 COSTS = st.lists(st.tuples(st.sampled_from(["copy.exact", "copy.spec", "gpu.resident", "gpu.arrived", "host.ffn", "host.rows", "attention"]),
